@@ -243,8 +243,8 @@ type attempts struct {
 	failed   []Migration // those the trigger made
 	last     time.Time   // when the last one failed
 	lasting  int         // how many in a row, that one the last, did for a reason that does not pass by itself
-	// overtaken says that the definition has changed since that one began.
-	overtaken bool
+	// overtaken and mended are that one's.
+	overtaken, mended bool
 }
 
 func (a *attempts) count(m Migration) {
@@ -258,7 +258,7 @@ func (a *attempts) count(m Migration) {
 			a.failed = append(a.failed, m)
 		}
 		if m.Ended.After(a.last) {
-			a.last, a.lasting, a.overtaken = m.Ended, m.Lasting, m.Overtaken
+			a.last, a.lasting, a.overtaken, a.mended = m.Ended, m.Lasting, m.Overtaken, m.Mended
 		}
 	}
 }
@@ -272,8 +272,10 @@ func (a *attempts) wait(now time.Time) time.Duration {
 	switch {
 	case a.lasting > 0:
 		return remaining(a.last, LastingBackoff(a.lasting), now)
-	case a.overtaken:
+	case a.mended:
 		return remaining(a.last, Backoff(1), now)
+	case a.overtaken: // no failure of its own, but somebody may change the definition all the time
+		return remaining(a.last, Backoff(min(a.failures, 4)), now)
 	}
 	return remaining(a.last, Backoff(a.failures), now)
 }

@@ -109,15 +109,21 @@ var decisions = []struct {
 		[]string{"wait 9m0s: 7 failures before another migration"},
 	},
 	{
-		"a change of the definition ends the pause, but for the shortest",
+		"one that failed since the definition changed under it is followed by no long pause",
 		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"),
 			Migrations: []Migration{{Name: "m", Made: true, Attempt: 7, Phase: Failed, Overtaken: true, Target: done.Target, Ended: now.Add(-time.Second)}}},
+		[]string{"wait 1m19s: 7 failures before another migration"},
+	},
+	{
+		"a change of the definition ends the pause, but for the shortest",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"),
+			Migrations: []Migration{{Name: "m", Made: true, Attempt: 7, Phase: Failed, Mended: true, Target: done.Target, Ended: now.Add(-time.Second)}}},
 		[]string{"wait 9s: 7 failures before another migration"},
 	},
 	{
 		"but not that after a failure that does not pass by itself",
 		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"),
-			Migrations: []Migration{{Name: "m", Made: true, Attempt: 7, Phase: Failed, Overtaken: true, Lasting: 1, Target: done.Target, Ended: now.Add(-time.Minute)}}},
+			Migrations: []Migration{{Name: "m", Made: true, Attempt: 7, Phase: Failed, Mended: true, Lasting: 1, Target: done.Target, Ended: now.Add(-time.Minute)}}},
 		[]string{"wait 9m0s: 7 failures before another migration"},
 	},
 	{

@@ -168,8 +168,9 @@ type Migration struct {
 	// Lasting is how many attempts in a row, this one the last of them, have failed for a reason that does not pass by
 	// itself; 0 if this one has not.
 	Lasting int
-	// Overtaken says of one that failed that the definition has changed since it began: the change may be the mend.
-	Overtaken bool
+	// Overtaken says of one that failed that it did since the definition changed under it, Mended that the
+	// definition has changed since it failed: the change may be the mend.
+	Overtaken, Mended bool
 	// Made says that the trigger made it, and not a user.
 	Made bool
 	// Paused says that a user has it rest.

@@ -40,9 +40,9 @@ type definitions struct {
 	informer cache.SharedIndexInformer
 	// stores says whether this server stores custom resources.
 	stores bool
-	// storedChanged is told of every change of a definition's storedVersions, and of the hold
+	// changed is told of every change of a definition's storedVersions, and of the hold
 	// on them.
-	storedChanged func(gr schema.GroupResource)
+	changed func(gr schema.GroupResource)
 	// synced says that the events of all definitions that existed at the start have reached
 	// the member.
 	synced atomic.Pointer[cache.InformerSynced]
@@ -99,7 +99,7 @@ func (d *definitions) follow() error {
 		UpdateFunc: func(old, obj any) {
 			was, is := old.(*apiextensionsv1.CustomResourceDefinition), obj.(*apiextensionsv1.CustomResourceDefinition)
 			d.member.ObserveCRD(is)
-			d.compareStored(was, is)
+			d.compare(was, is)
 		},
 		DeleteFunc: func(obj any) {
 			if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
@@ -115,9 +115,11 @@ func (d *definitions) follow() error {
 	return nil
 }
 
-func (d *definitions) compareStored(was, is *apiextensionsv1.CustomResourceDefinition) {
-	if !slices.Equal(was.Status.StoredVersions, is.Status.StoredVersions) || migrationv1alpha1.Held(was.Annotations) != migrationv1alpha1.Held(is.Annotations) {
-		d.storedChanged(migrationv1alpha1.ResourceOf(is))
+// compare tells of changes that the trigger acts on: of storedVersions, of the hold, and of the spec, which ends the
+// pause after a failed migration.
+func (d *definitions) compare(was, is *apiextensionsv1.CustomResourceDefinition) {
+	if was.Generation != is.Generation || !slices.Equal(was.Status.StoredVersions, is.Status.StoredVersions) || migrationv1alpha1.Held(was.Annotations) != migrationv1alpha1.Held(is.Annotations) {
+		d.changed(migrationv1alpha1.ResourceOf(is))
 	}
 }
 

@@ -39,15 +39,22 @@ func withGadgets(t *testing.T) *fake.ClientBuilder {
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(gadgets(nil))
 }
 
-// TestHoldIsNoticed: from the parts that are kept of a definition it can be told that its hold was
-// set, or released.
-func TestHoldIsNoticed(t *testing.T) {
+// TestChangeIsNoticed: from the parts that are kept of a definition it can be told that its spec has changed, and that its
+// hold was set, or released.
+func TestChangeIsNoticed(t *testing.T) {
 	kept := func(annotations map[string]string) *apiextensionsv1.CustomResourceDefinition {
 		obj, err := withoutSchemas(gadgets(annotations))
 		if err != nil {
 			t.Fatal(err)
 		}
 		return obj.(*apiextensionsv1.CustomResourceDefinition)
+	}
+	mended := kept(nil)
+	mended.Generation++
+	told := 0
+	d := &definitions{changed: func(schema.GroupResource) { told++ }}
+	if d.compare(kept(nil), mended); told != 1 {
+		t.Errorf("a change of the spec is told %d times", told)
 	}
 	free, held := map[string]string{"large": "text"}, map[string]string{"large": "text", migrationv1alpha1.HoldAnnotation: "true"}
 	for _, test := range []struct {
@@ -61,8 +68,8 @@ func TestHoldIsNoticed(t *testing.T) {
 		{"still held", held, map[string]string{migrationv1alpha1.HoldAnnotation: "True"}, 0},
 	} {
 		told := 0
-		d := &definitions{storedChanged: func(schema.GroupResource) { told++ }}
-		d.compareStored(kept(test.old), kept(test.new))
+		d := &definitions{changed: func(schema.GroupResource) { told++ }}
+		d.compare(kept(test.old), kept(test.new))
 		if told != test.told {
 			t.Errorf("%s: told %d times, want %d", test.name, told, test.told)
 		}

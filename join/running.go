@@ -135,7 +135,7 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 			return err
 		}
 	}
-	j.crds.storedChanged = j.leading.trigger.Look
+	j.crds.changed = j.leading.trigger.Look
 	return j.crds.follow()
 }
 
@@ -223,7 +223,7 @@ func (r *running) depart() error {
 	r.stop()
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	defer giveUp(nil)
-	workers.Go(ctx, "outage", func() { watchOutage(ctx, r.j.etcd.health.Unwritable, giveUp) })
+	workers.Go(ctx, "outage", func() { watchOutage(ctx, r.refuses, giveUp) })
 	controlled := make(chan struct{})
 	go func() {
 		defer close(controlled)
@@ -257,13 +257,22 @@ func (r *running) depart() error {
 	err := depart(departing)
 	if outage := context.Cause(ctx); outage != nil && err != nil {
 		klog.Background().Info("Leaving without dropping the reports: the other servers do so when the Lease has run out", "err", outage)
-		// Requests that wait for etcd would hold up the stop.
-		err = r.j.etcd.Close()
+		if err = nil; r.j.etcd.health.Away() != nil {
+			err = r.j.etcd.Close() // requests that wait for it would hold up the stop
+		}
 	}
 	<-controlled
 	r.reporting.Wait()
 	r.letStart(departing)
 	return err
+}
+
+// refuses says why etcd takes no puts at present; nil where it does, also at an older revision than before.
+func (r *running) refuses() error {
+	if r.j.etcd.health.WentBack() != nil {
+		return r.j.etcd.health.Away()
+	}
+	return r.j.etcd.health.Unwritable()
 }
 
 // await returns when an event has happened or is not worth to be waited for any more, and

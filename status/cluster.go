@@ -126,7 +126,7 @@ func (x *index) problems(r *resource) []Problem {
 			add(p)
 			failing = true
 		}
-		if len(problems) == 0 {
+		if len(problems) == 0 && r.lastFailure() == nil {
 			add(repeated(r, m))
 		}
 	}

@@ -60,7 +60,7 @@ func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem
 		Kind: Stalled, Resources: []string{r.String()}, Failed: last.Failed,
 		Text: fmt.Sprintf("%s: its last migration failed, %s, and is tried again now", r, last.Reason),
 	}
-	if last.Failed > 0 {
+	if last.Reason == migrationv1alpha1.ReasonObjectsFailed && len(last.Failures) > 0 {
 		p.Text = fmt.Sprintf("%s: its last migration could not migrate %s, such as %s, and is tried again now", r, objects(last.Failed), strings.Join(last.Failures, ", "))
 	}
 	return p

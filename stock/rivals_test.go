@@ -142,3 +142,21 @@ func TestElectionForbidden(t *testing.T) {
 		}
 	}
 }
+
+// TestElectedElsewhere: a process that was forbidden to write the Lease, and is not elected since another one is, is ready
+// once that can be: it writes nothing then.
+func TestElectedElsewhere(t *testing.T) {
+	lease := election(metav1.NamespaceSystem, "x", time.Hour)
+	kube := fake.NewClientset(lease)
+	c := &controllers{kube: kube}
+	c.ballot.Interface = &resourcelock.LeaseLock{
+		LeaseMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.Name}, Client: kube.CoordinationV1(), LockConfig: resourcelock.ResourceLockConfig{Identity: "y"},
+	}
+	c.ballot.unwritten = errors.New("no right to update")
+	if c.ready() == nil {
+		t.Error("it is ready without a right")
+	}
+	if _, _, err := c.ballot.Get(t.Context()); err != nil || c.ready() != nil {
+		t.Errorf("%v; with the Lease at another process it is not ready: %v", err, c.ready())
+	}
+}

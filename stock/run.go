@@ -137,9 +137,13 @@ type ballot struct {
 	unread, unwritten error
 }
 
-// Get implements resourcelock.Interface.
+// Get implements resourcelock.Interface. While another process has the Lease this one writes nothing: what it
+// was forbidden before may be allowed by now.
 func (b *ballot) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := b.Interface.Get(ctx)
+	if err == nil && record.HolderIdentity != "" && record.HolderIdentity != b.Identity() {
+		_ = b.note(&b.unwritten, nil)
+	}
 	return record, raw, b.note(&b.unread, err)
 }
 

@@ -41,7 +41,7 @@ func (c *Controller) noteFailed(l *look) {
 				seen.at = l.Now
 			}
 		}
-		m.Ended, m.Overtaken = seen.at, m.Overtaken || seen.generation != generation
+		m.Ended, m.Mended = seen.at, seen.generation != generation
 		failed[uid] = seen
 	}
 	c.failed[l.Resource] = failed

@@ -53,32 +53,40 @@ func TestFailedByAnotherClock(t *testing.T) {
 }
 
 // TestFailedAndMended: who mends a conversion webhook by its definition does not wait for the rest of a long pause. A migration
-// that fails since the definition changed under it is followed by the shortest pause, and so is one that failed before the change.
+// that failed since the definition changed under it is followed by no long one either.
 func TestFailedAndMended(t *testing.T) {
-	for reason, changes := range map[string]bool{"Test": false, "TestMended": true, migrationv1alpha1.ReasonCRDChanged: false} {
+	for name, test := range map[string]struct {
+		reason string
+		mend   bool
+		pause  time.Duration
+	}{
+		"failed":                  {"Test", false, evolve.Backoff(6)},
+		"failed and mended":       {"Test", true, evolve.Backoff(1)},
+		"changed under it":        {migrationv1alpha1.ReasonCRDChanged, false, evolve.Backoff(4)},
+		"changed under it, twice": {migrationv1alpha1.ReasonCRDChanged, true, evolve.Backoff(1)},
+	} {
 		w, c := newWorld(t, kinds{})
 		w.crd("v2", "v1", "v2")
 		w.report(v2)
 		var was string
 		for failures := 1; failures <= 6; failures++ {
 			was = w.attempt(c)
-			w.fail(reason, 0)
+			w.fail(test.reason, 0)
 			w.settle(c)
 			if failures < 6 {
 				w.clock.Step(evolve.Backoff(failures))
 			}
 		}
-		shortest := reason == migrationv1alpha1.ReasonCRDChanged || changes
-		if changes {
+		if test.mend {
 			w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Generation++ })
 		}
-		w.clock.Step(evolve.Backoff(1) - time.Second)
+		w.clock.Step(test.pause - time.Second)
 		if is := w.attempt(c); is != was {
-			t.Errorf("%s: %s follows %s before any pause is over", reason, is, was)
+			t.Errorf("%s: %s follows %s before the pause is over", name, is, was)
 		}
 		w.clock.Step(time.Second)
-		if is := w.attempt(c); (is != was) != shortest {
-			t.Errorf("%s: %s follows %s after the shortest pause", reason, is, was)
+		if is := w.attempt(c); is == was {
+			t.Errorf("%s: none follows %s after %s", name, was, test.pause)
 		}
 	}
 }

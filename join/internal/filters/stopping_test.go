@@ -10,12 +10,14 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/join/roles"
 )
 
 // TestStopping: a server that stops does not have its own requests repeated, and tells others to.
 func TestStopping(t *testing.T) {
 	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
 	client := &user.DefaultInfo{Name: "somebody", Groups: []string{user.SystemPrivilegedGroup}}
+	controller := &user.DefaultInfo{Name: roles.Trigger.User()}
 	open, stopping := make(chan struct{}), make(chan struct{})
 	close(stopping)
 	for _, tc := range []struct {
@@ -26,6 +28,7 @@ func TestStopping(t *testing.T) {
 	}{
 		{"the server's own while it runs", open, loopback, "1"},
 		{"the server's own while it stops", stopping, loopback, ""},
+		{"a controller's while it stops", stopping, controller, ""},
 		{"a client's while it stops", stopping, client, "1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
