@@ -22,21 +22,27 @@ var unanswered = regexp.MustCompile(`(?i)connection refused|no such host|deadlin
 func unreached(message string) (why, do string) {
 	switch {
 	case strings.Contains(message, "x509: "):
-		return "whose certificate is not trusted", "see that it is valid, and that its CA is in the caBundle of the webhook's clientConfig"
+		return "whose certificate is not trusted", "see that its certificate is valid, and that the CA is in the caBundle of the webhook's clientConfig"
 	case unanswered.MatchString(message):
 		return "which does not answer", "bring it up"
 	}
 	return "", ""
 }
 
+// timedOut matches a kube-apiserver's answer to a request that it did not get through with, as while a webhook hangs.
+var timedOut = regexp.MustCompile(`(?i)time allotted|deadline exceeded|timeout|timed out`)
+
 // retried is that a migration under way gets on with nothing, and why.
 func retried(r *resource, why string) Problem {
 	p := Problem{Kind: Stalled, Resources: []string{r.String()}, Text: fmt.Sprintf("%s: its migration is tried again after an error: %s", r, why)}
-	if strings.Contains(why, "conversion webhook for ") {
+	switch {
+	case strings.Contains(why, "conversion webhook for "):
 		fails, do := unreached(why)
 		_, answer, _ := strings.Cut(why, " failed: ")
 		p.Text = fmt.Sprintf("%s: its migration waits for %s, %s: %s", r, converter(r.crd), cmp.Or(fails, "whose calls fail"), answer)
 		p.Do = cmp.Or(do, "mend it") + "; the migration goes on by itself"
+	case timedOut.MatchString(why) && converts(r.crd):
+		p.Do = "see that " + converter(r.crd) + " answers; the migration goes on by itself"
 	}
 	return p
 }
@@ -62,6 +68,10 @@ func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem
 	}
 	if last.Reason == migrationv1alpha1.ReasonObjectsFailed && len(last.Failures) > 0 {
 		p.Text = fmt.Sprintf("%s: its last migration could not migrate %s, such as %s, and is tried again now", r, objects(last.Failed), strings.Join(last.Failures, ", "))
+	}
+	if last.Why != "" {
+		p.Text += ": " + last.Why
+		_, p.Do = unreached(last.Why)
 	}
 	return p
 }

@@ -116,6 +116,8 @@ func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVers
 		p.merged = func(resources []string) string {
 			return fmt.Sprintf("migrations of %d resources wait, %s: %s", len(resources), some(resources), why)
 		}
+	case m.State == Retrying:
+		return retried(r, running.Message)
 	case running != nil && x.Now.Sub(running.LastUpdateTime.Time) > stalledAfter:
 		p.Kind = Stalled
 		p.Text = fmt.Sprintf("%s: its migration has told nothing for %s", m.Resource, duration.HumanDuration(x.Now.Sub(running.LastUpdateTime.Time)))
@@ -123,8 +125,9 @@ func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVers
 		if server, here := x.server(agree.ServerID(m.By)); here && server.State == Dead {
 			p.Do = "another server takes it over when the Lease of " + m.By + ", which is dead, is gone"
 		}
-	case m.State == Retrying:
-		return retried(r, running.Message)
+		if r.version == nil { // no server reports: concord controllers migrate
+			p.Do = "another process of concord controllers takes it over when " + m.By + " has ended; their log says more"
+		}
 	}
 	return p
 }

@@ -57,10 +57,15 @@ func StorageOf(crd *apiextensionsv1.CustomResourceDefinition) string {
 	return version
 }
 
+// converts says whether a definition has a conversion webhook.
+func converts(crd *apiextensionsv1.CustomResourceDefinition) bool {
+	return crd != nil && crd.Spec.Conversion != nil && crd.Spec.Conversion.Webhook != nil && crd.Spec.Conversion.Webhook.ClientConfig != nil
+}
+
 // converter names a definition's conversion webhook, with where it is if that is known.
 func converter(crd *apiextensionsv1.CustomResourceDefinition) string {
 	const webhook = "the conversion webhook"
-	if crd == nil || crd.Spec.Conversion == nil || crd.Spec.Conversion.Webhook == nil || crd.Spec.Conversion.Webhook.ClientConfig == nil {
+	if !converts(crd) {
 		return webhook
 	}
 	switch to := crd.Spec.Conversion.Webhook.ClientConfig; {

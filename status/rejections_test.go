@@ -23,7 +23,7 @@ func TestRejections(t *testing.T) {
 		"a webhook that does not answer": {[]string{`Internal error occurred: failed calling webhook "w.ex.io": failed to call webhook: Post "https://127.0.0.1:9/": dial tcp 127.0.0.1:9: connect: connection refused`},
 			[]string{"1 of 1 objects wait for the admission webhook w.ex.io, which does not answer", "do: bring it up, then:"}, "kubectl edit"},
 		"a webhook whose certificate is not trusted": {[]string{`Internal error occurred: failed calling webhook "w.ex.io": failed to call webhook: Post "https://127.0.0.1:9/": tls: failed to verify certificate: x509: certificate signed by unknown authority`},
-			[]string{"the admission webhook w.ex.io, whose certificate is not trusted", "do: see that it is valid, and that its CA is in the caBundle", "then:"}, "bring it up"},
+			[]string{"the admission webhook w.ex.io, whose certificate is not trusted", "do: see that its certificate is valid, and that the CA is in the caBundle", "then:"}, "bring it up"},
 		"a webhook that fails": {[]string{`Internal error occurred: failed calling webhook "w.ex.io": failed to call webhook: an error on the server`},
 			[]string{"the admission webhook w.ex.io, whose calls fail", "do: mend the webhook, then:"}, "kubectl edit"},
 		"a missing right": {[]string{
@@ -85,7 +85,7 @@ func TestRejections(t *testing.T) {
 func TestConversionWebhook(t *testing.T) {
 	const failed = "Internal error occurred: conversion webhook for example.com/v1, Kind=Certificate failed: "
 	for message, want := range map[string]string{
-		`Post "https://w": tls: failed to verify certificate: x509: certificate signed by unknown authority`: "wait for the conversion webhook, whose certificate is not trusted do: see that it is valid, and that its CA is in the caBundle of the webhook's clientConfig;",
+		`Post "https://w": tls: failed to verify certificate: x509: certificate signed by unknown authority`: "wait for the conversion webhook, whose certificate is not trusted do: see that its certificate is valid, and that the CA is in the caBundle of the webhook's clientConfig;",
 		`Post "https://w": dial tcp 127.0.0.1:9: connect: connection refused`:                                "wait for the conversion webhook, which does not answer do: bring it up;",
 		`Post "https://w": remote error: tls: handshake failure`:                                             "wait for the conversion webhook, which does not answer do: bring it up;",
 		"it has no spec.size": "the conversion webhook refuses them do: mend these objects, or the webhook,",

@@ -2,13 +2,16 @@ package claim
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/concord-dev/concord/agree"
@@ -221,6 +224,33 @@ func TestProgressConflict(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 	if w.read().Labels["mine"] != "yes" {
 		t.Error("the label is lost")
+	}
+}
+
+// TestForbiddenProgress: that the right to write the status is missing is logged once, since no condition can tell it.
+func TestForbiddenProgress(t *testing.T) {
+	w := newWorld(t)
+	w.migration(nil)
+	set := func(err error) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.broken = map[string]error{"status StorageVersionMigration": err}
+	}
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		set(apierrors.NewForbidden(schema.GroupResource{Resource: "storageversionmigrations"}, "m", errors.New("no right")))
+		for done := range int64(3) {
+			w.clock.Step(time.Minute)
+			progress(Progress{Total: 3, Done: done})
+		}
+		set(nil)
+		return Result{Progress: Progress{Total: 3, Done: 3}}, nil
+	}
+	_, err := step(w)
+	w.must(err)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if log := w.log.String(); strings.Count(log, "no right") != 1 {
+		t.Errorf("it logged %s", log)
 	}
 }
 

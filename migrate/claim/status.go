@@ -96,7 +96,11 @@ func (w *work) progress(ctx context.Context) error {
 		w.show(m)
 	})
 	if err != nil {
-		w.c.cfg.Logger.V(1).Info("Progress was not written", "migration", w.m.Name, "reason", err.Error())
+		level := 1
+		if apierrors.IsForbidden(err) && !w.forbidden { // which no condition can tell
+			level, w.forbidden = 0, true
+		}
+		w.c.cfg.Logger.V(level).Info("Progress was not written", "migration", w.m.Name, "reason", err.Error())
 	}
 	return err
 }

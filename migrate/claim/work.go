@@ -58,6 +58,8 @@ type work struct {
 	mu sync.Mutex
 	// tell writes the progress when it is time to; nil while nothing is rewritten.
 	tell func()
+	// forbidden says that it was logged that the right to write the progress is missing.
+	forbidden bool
 	// last is the newest progress; nil before there is one.
 	last *Progress
 	// counted is the progress of this migration that the metrics have counted, with the progress

@@ -216,7 +216,7 @@ func TestProofIsSmall(t *testing.T) {
 func TestProofOfClusterScoped(t *testing.T) {
 	var p Proof
 	p.Add(Examined{NamespacedName: types.NamespacedName{Name: "o1"}, Probes: []Probe{{Replica: "a", Outcome: Refused, Detail: "no"}}})
-	if want := "empty patches changed 1 of 1 objects: o1 (a refuses it: no)"; p.String() != want {
+	if want := "empty patches of 1 of 1 objects were refused: o1 (a refuses it: no)"; p.String() != want {
 		t.Errorf("it says %q, want %q", p, want)
 	}
 }

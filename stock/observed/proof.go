@@ -143,5 +143,12 @@ func (p Proof) String() string {
 	if more := p.Failed - len(p.Named); more > 0 {
 		told = append(told, fmt.Sprintf("and %d more", more))
 	}
-	return fmt.Sprintf("empty patches changed %d of %d objects: %s", p.Failed, p.Checked, strings.Join(told, "; "))
+	did := fmt.Sprintf("empty patches changed %d of %d objects", p.Moved, p.Checked)
+	switch refused := p.Failed - p.Moved; {
+	case p.Moved == 0:
+		did = fmt.Sprintf("empty patches of %d of %d objects were refused", refused, p.Checked)
+	case refused > 0:
+		did += fmt.Sprintf(", and of %d were refused", refused)
+	}
+	return did + ": " + strings.Join(told, "; ")
 }

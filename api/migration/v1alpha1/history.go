@@ -34,6 +34,8 @@ type Past struct {
 	Objects  int64    `json:"objects"`
 	Failed   int64    `json:"failed,omitempty"`
 	Failures []string `json:"failures,omitempty"`
+	// Why is the beginning of why the first of them could not, or of why the migration failed.
+	Why string `json:"why,omitempty"`
 	// Result is Succeeded or Failed, and Reason the condition's.
 	Result string `json:"result"`
 	Reason string `json:"reason,omitempty"`
@@ -47,8 +49,12 @@ type Past struct {
 	Ended metav1.Time `json:"ended"`
 }
 
-// pastFailures is how many objects of a past migration are named.
-const pastFailures = 3
+const (
+	// pastFailures is how many objects of a past migration are named.
+	pastFailures = 3
+	// maxWhy bounds Past.Why, in bytes.
+	maxWhy = 300
+)
 
 // PastOf returns the Past of a migration that has ended, and false for one that has not. stored
 // are the encodings that objects might be in when it began.
@@ -79,7 +85,22 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 	for _, f := range m.Status.Failures[:min(len(m.Status.Failures), pastFailures)] {
 		p.Failures = append(p.Failures, f.Object())
 	}
+	switch {
+	case ended.Type != MigrationFailed:
+	case len(m.Status.Failures) > 0:
+		p.Why = beginning(m.Status.Failures[0].Message)
+	default:
+		p.Why = beginning(ended.Message)
+	}
 	return p, true
+}
+
+// beginning cuts a text.
+func beginning(text string) string {
+	if len(text) <= maxWhy {
+		return text
+	}
+	return strings.ToValidUTF8(text[:maxWhy], "") + "…"
 }
 
 // creator is the program that created a migration: the one that set spec.resource, which cannot be
