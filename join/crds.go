@@ -40,7 +40,7 @@ type definitions struct {
 	informer cache.SharedIndexInformer
 	// stores says whether this server stores custom resources.
 	stores bool
-	// changed is told of every change of a definition's storedVersions, and of the hold
+	// changed is told of every change of a definition's spec and storedVersions, and of the hold
 	// on them.
 	changed func(gr schema.GroupResource)
 	// synced says that the events of all definitions that existed at the start have reached

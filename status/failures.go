@@ -54,14 +54,10 @@ func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem
 		return Problem{}
 	}
 	history := migrationv1alpha1.History(r.state.Annotations)
-	if len(history) == 0 || history[0].Result == string(migrationv1alpha1.MigrationSucceeded) || history[0].To != string(migrationv1alpha1.TargetOf(m).Encoding) {
+	if len(history) == 0 || history[0].Result == string(migrationv1alpha1.MigrationSucceeded) || history[0].To != string(migrationv1alpha1.TargetOf(m).Encoding) || migrationv1alpha1.Superseded(history[0].Reason) {
 		return Problem{}
 	}
 	last := history[0]
-	switch last.Reason {
-	case migrationv1alpha1.ReasonAgreementLost, migrationv1alpha1.ReasonStorageVersionChanged, migrationv1alpha1.ReasonCRDChanged:
-		return Problem{} // this one is that change's
-	}
 	p := Problem{
 		Kind: Stalled, Resources: []string{r.String()}, Failed: last.Failed,
 		Text: fmt.Sprintf("%s: its last migration failed, %s, and is tried again now", r, last.Reason),
@@ -80,7 +76,7 @@ func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem
 // another failure that ended it.
 func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Problem {
 	failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed)
-	if failed == nil {
+	if failed == nil || migrationv1alpha1.Superseded(failed.Reason) {
 		return nil
 	}
 	p := Problem{
@@ -92,8 +88,6 @@ func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Probl
 	switch failed.Reason {
 	case migrationv1alpha1.ReasonObjectsFailed:
 		return badObjects(r, m)
-	case migrationv1alpha1.ReasonAgreementLost, migrationv1alpha1.ReasonStorageVersionChanged, migrationv1alpha1.ReasonCRDChanged:
-		return nil // the change leads to another migration
 	case migrationv1alpha1.ReasonChangedByAdmission:
 		p.Do = "exclude the user of the controllers, system:serviceaccount:concord-system:concord-controllers in their manifests, from that mutating webhook or policy (matchConditions), or suspend it, then"
 	case migrationv1alpha1.ReasonResourceNotFound, migrationv1alpha1.ReasonNotManaged:

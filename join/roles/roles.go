@@ -191,6 +191,9 @@ func Loopback(u user.Info) bool {
 // Any says whether somebody who has authenticated is one of the controllers.
 func Any(u user.Info) bool { return u != nil && users.Has(u.GetName()) }
 
+// Own says whether somebody who has authenticated is the server itself or one of the controllers.
+func Own(u user.Info) bool { return Loopback(u) || Any(u) }
+
 // objectName is the name of the ClusterRole, the Roles and the bindings.
 func (r Role) objectName() string { return "concord:" + r.Name }
 

@@ -2,7 +2,6 @@ package claim
 
 import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-base/metrics"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -37,9 +36,6 @@ func NewMetrics() *Metrics {
 		rate:       gauge(concord, migration, "objects_per_second", "Mean rate of the migration that this server does, by resource; absent where it does none."),
 	}
 }
-
-// superseded are the reasons of migrations that failed because they are not needed any more.
-var superseded = sets.New(migrationv1alpha1.ReasonAgreementLost, migrationv1alpha1.ReasonStorageVersionChanged, migrationv1alpha1.ReasonCRDChanged)
 
 // Registerables returns the metrics to register.
 func (x *Metrics) Registerables() []metrics.Registerable {
@@ -79,7 +75,7 @@ func (x *Metrics) observe(w *work, p Progress) {
 // failed because the agreement it was made for is gone was aborted: nothing is wrong.
 func (x *Metrics) Ended(m *migrationv1alpha1.StorageVersionMigration, status string) {
 	if x != nil {
-		if failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed); failed != nil && superseded.Has(failed.Reason) {
+		if failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed); failed != nil && migrationv1alpha1.Superseded(failed.Reason) {
 			status = migrationv1alpha1.EventAborted
 		}
 		x.migrations.WithLabelValues(label(m, migrationv1alpha1.Resource(m), migrationv1alpha1.TargetOf(m)), status).Inc()

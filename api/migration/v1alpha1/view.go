@@ -221,6 +221,12 @@ func True(m *StorageVersionMigration, t MigrationConditionType) *MigrationCondit
 	return nil
 }
 
+// Superseded says whether a migration that failed for the reason did so because it is not needed any more: what changed
+// leads to another one.
+func Superseded(reason string) bool {
+	return reason == ReasonAgreementLost || reason == ReasonStorageVersionChanged || reason == ReasonCRDChanged
+}
+
 // Final says whether the migration has ended.
 func Final(m *StorageVersionMigration) bool {
 	return True(m, MigrationSucceeded) != nil || True(m, MigrationFailed) != nil

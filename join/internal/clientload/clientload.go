@@ -194,7 +194,7 @@ func (l *Clients) advance() {
 // fromServer says whether this server itself sent the request, or one of Concord's controllers.
 func fromServer(r *http.Request) bool {
 	u, ok := apirequest.UserFrom(r.Context())
-	return ok && (roles.Loopback(u) || roles.Any(u))
+	return ok && roles.Own(u)
 }
 
 func (w loadOf) busy(under int) bool {
