@@ -30,11 +30,7 @@ func newLateWorld(t *testing.T, n int) (*ownWorld, *widgetServers) {
 	w.migrator.api, w.migrator.prover.api = api, api
 	objects, err := metadata.NewForConfig(s.config())
 	must(t, err)
-	asking, address := w.observer.asking, strings.TrimPrefix(w.config.Rest.Host, "https://")
-	replica, err := asking.client(address)
-	must(t, err)
-	replica.objects = objects
-	asking.clients[address] = replica
+	w.migrator.prover.objects = func(string) (metadata.Interface, error) { return objects, nil }
 	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
 	w.step()
 	w.pass(time.Minute)

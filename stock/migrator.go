@@ -103,9 +103,9 @@ func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(cla
 	defer stop()
 	m.setProven(job.GroupResource, provenAt{})
 	began := time.Now()
-	own := newOwnWrites(m.since(ctx, job))
+	own := observed.NewOwnWrites(m.since(ctx, job))
 	var last claim.Progress
-	result, err := throughapi.Run(ctx, migrateapi.New(m.api.Telling(own.add)), job, options, func(p claim.Progress) {
+	result, err := throughapi.Run(ctx, migrateapi.New(m.api.Telling(own.Add)), job, options, func(p claim.Progress) {
 		last = p
 		progress(p)
 	})
@@ -115,7 +115,7 @@ func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(cla
 	progress(proving(result.Progress, last))
 	m.logger.Info("Written", "resource", job.GroupResource.String(), "encoding", string(job.Encoding), "objects", result.Total, "took", time.Since(began).String())
 	before, began := m.observer.replicas(), time.Now()
-	proof, listed, err := m.prover.prove(ctx, job, exam{replicas: before, turn: migrateapi.Turns(options), later: own.later})
+	proof, listed, err := m.prover.prove(ctx, job, exam{replicas: before, turn: migrateapi.Turns(options), later: own.Later})
 	if err != nil {
 		return result, fmt.Errorf("prove what is stored: %w", err)
 	}
@@ -160,7 +160,7 @@ func (m *migrator) lastLook(ctx context.Context, job claim.Job) error {
 	options, stop := m.bounded(job)
 	defer stop()
 	proof, listed, err := m.prover.prove(ctx, job, exam{
-		replicas: m.observer.replicas(), turn: migrateapi.Turns(options), last: true, later: newOwnWrites(proven.resourceVersion).later,
+		replicas: m.observer.replicas(), turn: migrateapi.Turns(options), last: true, later: observed.NewOwnWrites(proven.resourceVersion).Later,
 	})
 	if err != nil {
 		return fmt.Errorf("look at what was written since the proof: %w", err)

@@ -26,6 +26,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/stock/replicas"
 	"github.com/concord-dev/concord/workers"
 )
 
@@ -41,7 +42,7 @@ var (
 // observer asks all kube-apiservers again and again, and tells its observations as
 // StorageVersions: as servers that report would have written them themselves.
 type observer struct {
-	asking      *asking
+	asking      *replicas.Asker
 	definitions *definitions
 	services    apiregistrationclient.APIServicesGetter
 	clock       clock.WithTicker
@@ -140,12 +141,12 @@ func (o *observer) join(only []schema.GroupResource) *looks {
 func (o *observer) makeRound(ctx context.Context, only []schema.GroupResource, silent map[observed.Process]string) error {
 	full := len(only) == 0
 	began := o.clock.Now()
-	before, err := o.asking.find(ctx)
+	before, err := o.asking.Find(ctx)
 	if err != nil {
 		return err
 	}
-	if len(before.concord) > 0 {
-		return fmt.Errorf("%w: %s", errConcord, strings.Join(before.concord, ", "))
+	if len(before.Concord) > 0 {
+		return fmt.Errorf("%w: %s", errConcord, strings.Join(before.Concord, ", "))
 	}
 	if full {
 		if err := o.readRemote(ctx); err != nil {
@@ -153,16 +154,16 @@ func (o *observer) makeRound(ctx context.Context, only []schema.GroupResource, s
 		}
 	}
 	defined := o.definitions.defined(only...)
-	answers := o.ask(ctx, before.replicas, only, silent)
+	answers := o.ask(ctx, before.Replicas, only, silent)
 	asked := o.clock.Now()
-	after, err := o.asking.find(ctx)
+	after, err := o.asking.Find(ctx)
 	if err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	r := observed.Round{Began: began, Asked: asked, Before: before.replicas, After: after.replicas, Answers: answers, Only: only, Defined: defined}
+	r := observed.Round{Began: began, Asked: asked, Before: before.Replicas, After: after.Replicas, Answers: answers, Only: only, Defined: defined}
 	r.Versions = versionsOf(answers)
 	if full {
 		o.noteFailed(r)
@@ -179,11 +180,11 @@ func (o *observer) stillSilent(ctx context.Context) map[observed.Process]string 
 	if len(o.failed) == 0 {
 		return nil
 	}
-	found, err := o.asking.find(ctx)
+	found, err := o.asking.Find(ctx)
 	if err != nil {
 		return nil // the round says it
 	}
-	again := slices.DeleteFunc(found.replicas, func(r observed.Replica) bool {
+	again := slices.DeleteFunc(found.Replicas, func(r observed.Replica) bool {
 		_, failed := o.failed[r.Process]
 		return !failed
 	})
@@ -212,7 +213,7 @@ func (o *observer) ask(ctx context.Context, replicas []observed.Replica, only []
 		answers[i].Failed = "its answer was not understood" // unless it is, below
 		wg.Go(func() {
 			_ = workers.Do(ctx, "ask", func() error {
-				answers[i] = o.asking.ask(ctx, r, groups, o.remote)
+				answers[i] = o.asking.Ask(ctx, r, groups, o.remote)
 				return nil
 			})
 		})

@@ -30,6 +30,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/stock/replicas"
 )
 
 // newTestObserver knows these definitions.
@@ -168,10 +169,10 @@ func TestSilentReplica(t *testing.T) {
 	})
 	o := newTestObserver(t)
 	o.services = aggregator.NewSimpleClientset().ApiregistrationV1()
-	o.asking = &asking{
-		kube: fake.NewClientset(lease("a", a, 0), lease("b", b, 0)), config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}},
-		timeout: time.Minute, clock: o.clock,
-	}
+	o.asking = replicas.New(replicas.Config{
+		Kube: fake.NewClientset(lease("a", a), lease("b", b)), Rest: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}},
+		Timeout: time.Minute, Clock: o.clock,
+	})
 	why := func(when string) string {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -218,15 +219,15 @@ func TestSharedRounds(t *testing.T) {
 			var asked atomic.Int32
 			o := newTestObserver(t)
 			o.services = aggregator.NewSimpleClientset().ApiregistrationV1()
-			o.asking = &asking{
-				kube: fake.NewClientset(lease("a", startDiscovery(t, func(http.ResponseWriter) bool {
+			o.asking = replicas.New(replicas.Config{
+				Kube: fake.NewClientset(lease("a", startDiscovery(t, func(http.ResponseWriter) bool {
 					if asked.Add(1) == 1 {
 						close(hung)
 						<-goOn
 					}
 					return true
-				}), 0)), config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, timeout: time.Minute, clock: o.clock,
-			}
+				}))), Rest: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, Timeout: time.Minute, Clock: o.clock,
+			})
 			full := make(chan error, 1)
 			go func() { full <- o.round(t.Context()) }()
 			<-hung

@@ -53,7 +53,7 @@ func newAnsweringWorld(t *testing.T, answering func(*testclock.FakeClock), down 
 		Instance: "operator", Settle: time.Minute, Clock: c,
 	})
 	must(t, err)
-	own.observer.asking.kube = fake.NewClientset(lease("a", address, 0))
+	own.observer.asking.Kube = fake.NewClientset(lease("a", address))
 	own.objects = fakeclient.NewClientBuilder().WithScheme(own.objects.Scheme()).WithStatusSubresource(&apiextensionsv1.CustomResourceDefinition{}).
 		WithIndex(&apiextensionsv1.CustomResourceDefinition{}, metav1.ObjectNameField, func(o client.Object) []string { return []string{o.GetName()} }).Build()
 	return &ownWorld{Own: own, t: t, clock: c}
@@ -187,7 +187,7 @@ func TestOwnGap(t *testing.T) {
 			w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
 			w.step()
 			var failing atomic.Bool
-			w.observer.asking.kube.(*fake.Clientset).PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			w.observer.asking.Kube.(*fake.Clientset).PrependReactor("list", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 				return failing.Load(), nil, errors.New("etcd has no leader")
 			})
 			failing.Store(down)

@@ -45,13 +45,15 @@ var proveBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jit
 // prover proves by behaviour: an empty patch leaves an object's resourceVersion as it is only
 // if the stored bytes are those that the replica that serves it would write.
 type prover struct {
-	api      migrateapi.API
-	observer *observer
-	all      bool
+	api migrateapi.API
+	// objects are those of the replica at an address.
+	objects     func(address string) (metadata.Interface, error)
+	definitions *definitions
+	all         bool
 }
 
 func newProver(api migrateapi.API, o *observer, c Config) *prover {
-	return &prover{api: api, observer: o, all: c.VerifyAll}
+	return &prover{api: api, objects: o.asking.Objects, definitions: o.definitions, all: c.VerifyAll}
 }
 
 // exam says what a prover does.
@@ -84,7 +86,7 @@ func (p *prover) prove(ctx context.Context, job claim.Job, how exam) (observed.P
 	if pass.resource, _, err = p.listable(ctx, job); err != nil {
 		return observed.Proof{}, "", err
 	}
-	pass.status = p.observer.definitions.statusOf(pass.resource)
+	pass.status = p.definitions.statusOf(pass.resource)
 	group, ctx := errgroup.WithContext(ctx)
 	objects := make(chan examinee)
 	group.Go(func() error {
@@ -187,13 +189,15 @@ func (x *provingPass) list(ctx context.Context, to chan<- examinee) error {
 // pages lists all objects, as little of each as the proof needs.
 func (x *provingPass) pages(ctx context.Context, anew func(), each func(metav1.PartialObjectMetadata) error) error {
 	list := func(limit int, from string) (*metav1.PartialObjectMetadataList, error) {
-		page, err := x.api.List(ctx, x.resource, int64(limit), from)
+		page, err := again(ctx, func() (*metav1.PartialObjectMetadataList, error) {
+			return x.api.List(ctx, x.resource, int64(limit), from)
+		})
 		if err == nil && from == "" {
 			x.listed = page.ResourceVersion
 		}
 		return page, err
 	}
-	return pages(ctx, list, anew, func(page []metav1.PartialObjectMetadata) error {
+	return migrateapi.Pages(ctx, pageSize, list, anew, func(page []metav1.PartialObjectMetadata) error {
 		for _, m := range page {
 			if err := each(metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}}); err != nil {
 				return err
@@ -271,11 +275,11 @@ func refused(why string) probed { return probed{outcome: observed.Refused, detai
 // probe sends an empty patch to a replica, under the resourceVersion that m has, and brings
 // that up to date.
 func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.PartialObjectMetadata) (probed, error) {
-	c, err := x.observer.asking.client(r.Address)
+	all, err := x.objects(r.Address)
 	if err != nil {
 		return probed{}, err
 	}
-	objects := c.objects.Resource(x.resource).Namespace(m.Namespace)
+	objects := all.Resource(x.resource).Namespace(m.Namespace)
 	var subresources []string
 	if x.status != "" {
 		subresources = append(subresources, x.status)

@@ -144,7 +144,7 @@ func TestProveLater(t *testing.T) {
 		for range tc.later {
 			s.create("v2")
 		}
-		later := newOwnWrites(since).later
+		later := observed.NewOwnWrites(since).Later
 		proof, err := s.prove(false, exam{last: tc.last, later: later})
 		if err != nil || !proof.Holds() || s.patches != tc.patches {
 			t.Errorf("%s: %d patches: %s, %v", tc.name, s.patches, proof, err)
@@ -189,7 +189,7 @@ func TestProveNotServed(t *testing.T) {
 			for i := range crd.Spec.Versions {
 				crd.Spec.Versions[i].Subresources = &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}}
 			}
-			api.observer.definitions.take(crd)
+			api.definitions.take(crd)
 			lagging := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { tc.answer(s, w, r) }))
 			t.Cleanup(lagging.Close)
 			first := observed.Replica{Process: observed.Process{Lease: "0", Holder: "1"}, Address: strings.TrimPrefix(lagging.URL, "https://")}

@@ -2,7 +2,6 @@ package stock
 
 import (
 	"context"
-	"errors"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -85,10 +84,4 @@ func reporting(list *coordinationv1.LeaseList, self string) {
 		metav1.SetMetaDataAnnotation(&list.Items[i].ObjectMeta, storageversion.EmulationVersionAnnotation, compat.BinaryVersion().String())
 		metav1.SetMetaDataAnnotation(&list.Items[i].ObjectMeta, storageversion.ReportedAnnotation, "true")
 	}
-}
-
-// asTimeout says whether an error is one of time.
-func asTimeout(err error) bool {
-	var timeout interface{ Timeout() bool }
-	return errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
 }

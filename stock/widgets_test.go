@@ -11,17 +11,23 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/stock/replicas"
 )
 
 var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
@@ -81,7 +87,7 @@ func (s *widgetServers) prover(all bool) *prover {
 		s.t.Fatal(err)
 	}
 	return newProver(api, &observer{
-		asking: &asking{config: s.config()}, definitions: newDefinitions(), here: s.replicas,
+		asking: replicas.New(replicas.Config{Rest: s.config()}), definitions: newDefinitions(), here: s.replicas,
 	}, Config{VerifyAll: all})
 }
 
@@ -212,4 +218,17 @@ func tooOld(goOn string) error {
 	err := apierrors.NewResourceExpired("the continue token is too old")
 	err.ErrStatus.Continue = goOn
 	return err
+}
+
+var now = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+
+// lease is the identity Lease of a kube-apiserver, renewed now.
+func lease(name, address string) *coordinationv1.Lease {
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: storageversion.IdentityNamespace, Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue},
+			Annotations: map[string]string{corev1.AnnotationPeerAdvertiseAddress: address},
+		},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr.To(name + "_1"), LeaseDurationSeconds: ptr.To[int32](3600), RenewTime: ptr.To(metav1.NewMicroTime(now))},
+	}
 }

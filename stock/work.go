@@ -27,6 +27,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock/observed"
+	"github.com/concord-dev/concord/stock/replicas"
 	"github.com/concord-dev/concord/workers"
 )
 
@@ -52,18 +53,18 @@ func (c *controllers) lead(ctx context.Context) error {
 
 // awaitStock returns when no Concord server is there, or ctx ends.
 func (c *controllers) awaitStock(ctx context.Context) error {
-	looking := c.newAsking(logr.Discard()) // those of the work tell
+	looking := c.newAsker(logr.Discard()) // those of the work tell
 	return c.await(ctx, "Waiting", func(ctx context.Context) error {
-		f, err := looking.find(ctx)
+		f, err := looking.Find(ctx)
 		switch {
 		case err != nil:
 			return fmt.Errorf("kube-apiservers are not found: %w", err)
-		case len(f.concord) == 0:
+		case len(f.Concord) == 0:
 			return nil
 		}
-		err = fmt.Errorf("%w: everything is left to them: %s", errConcord, strings.Join(f.concord, ", "))
-		if len(f.replicas) > 0 {
-			err = fmt.Errorf("%w; beside them %s reports nothing, so that they agree on nothing", err, f.replicas[0].Lease)
+		err = fmt.Errorf("%w: everything is left to them: %s", errConcord, strings.Join(f.Concord, ", "))
+		if len(f.Replicas) > 0 {
+			err = fmt.Errorf("%w; beside them %s reports nothing, so that they agree on nothing", err, f.Replicas[0].Lease)
 		}
 		return err
 	})
@@ -82,16 +83,19 @@ func (c *controllers) await(ctx context.Context, missing string, try func(contex
 	})
 }
 
-func (c *controllers) newAsking(logger logr.Logger) *asking {
-	return &asking{logger: logger, kube: c.kube, config: c.config.Rest, override: c.config.ReplicaAddresses, together: c.config.Settings.BestEffort, timeout: c.config.ReplicaTimeout, clock: c.config.Clock}
+func (c *controllers) newAsker(logger logr.Logger) *replicas.Asker {
+	return replicas.New(replicas.Config{
+		Kube: c.kube, Rest: c.config.Rest, Override: c.config.ReplicaAddresses, Together: c.config.Settings.BestEffort,
+		Timeout: c.config.ReplicaTimeout, Clock: c.config.Clock, Logger: logger,
+	})
 }
 
 // newObserver returns one that begins with these StorageStates.
 func (c *controllers) newObserver(states map[schema.GroupResource]evolve.State, logger logr.Logger) *observer {
-	// Before a round those are asked that were silent, which takes two and a half timeouts at most (asking.discover).
+	// Before a round those are asked that were silent, which takes two and a half timeouts at most (replicas.Asker).
 	gap := 2*c.config.Poll + 5*c.config.ReplicaTimeout/2
 	return &observer{
-		asking: c.newAsking(logger), clock: c.config.Clock, logger: logger,
+		asking: c.newAsker(logger), clock: c.config.Clock, logger: logger,
 		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
 		memory: observed.NewMemory(observed.Config{Settle: c.config.Settle, Gap: gap, States: states}),
 		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},

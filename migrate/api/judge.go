@@ -143,9 +143,9 @@ func detail(err error) string {
 	return text
 }
 
-// Expired returns the place where a list can go on whose token is too old; ok if it is. The place is
+// expired returns the place where a list can go on whose token is too old; ok if it is. The place is
 // empty where the server knows none, and the list has to begin again.
-func Expired(err error) (place string, ok bool) {
+func expired(err error) (place string, ok bool) {
 	var status apierrors.APIStatus
 	if !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) || !errors.As(err, &status) {
 		return "", false

@@ -15,7 +15,7 @@ type lister struct {
 	*run
 	tasks chan<- task
 	// size is how many objects are asked for: half of it after a page that could not be
-	// read, since it may be for one of its objects, and NextPage after one that could. most
+	// read, since it may be for one of its objects, and nextPage after one that could. most
 	// bounds it to half of the number that took the server too long.
 	// Invariant: 1 <= size <= most.
 	size, most int
@@ -62,7 +62,7 @@ func (l *lister) all(ctx context.Context) error {
 	for begun, moved := 1, 0; ; {
 		next, err := l.step(ctx, from)
 		resumed := l.opts.Resume.Continue != "" && begun == 1 && !l.submitted
-		switch goOn, tooOld := Expired(err); {
+		switch goOn, tooOld := expired(err); {
 		case tooOld && goOn != "" && goOn != from.token && moved < beginnings:
 			from = place{token: goOn, left: uncounted}
 			moved++
@@ -106,7 +106,7 @@ func (l *lister) step(ctx context.Context, from place) (next place, err error) {
 	case err != nil:
 		return place{}, err
 	}
-	l.size = NextPage(list, l.most)
+	l.size = nextPage(list, l.most)
 	return l.submit(ctx, list)
 }
 
@@ -158,7 +158,7 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 	var cause *unreadable // what is told of the page: what named objects, or else what came first
 	for version, failed, busyFor, backoff := 0, 0, 0, minBackoff; ; {
 		list, err := l.list(ctx, version, token, limit)
-		_, tooOld := Expired(err)
+		_, tooOld := expired(err)
 		switch {
 		case err == nil:
 			l.patience.answered()

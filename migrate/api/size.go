@@ -18,9 +18,9 @@ const (
 	mostBytes = 2 * pageBytes
 )
 
-// NextPage is how many objects to ask for after a page, at most so many: twice as many as it has, or fewer
+// nextPage is how many objects to ask for after a page, at most so many: twice as many as it has, or fewer
 // where a page of objects like these would be larger than about 2 MiB.
-func NextPage(page *metav1.PartialObjectMetadataList, most int) int {
+func nextPage(page *metav1.PartialObjectMetadataList, most int) int {
 	objects := len(page.Items)
 	return max(1, min(2*objects, objects*pageBytes/cmp.Or(page.Size(), 1), most))
 }

@@ -37,7 +37,7 @@ func TestNextPage(t *testing.T) {
 		{1, 10_000_000, 100, 1},
 		{0, 0, 100, 1},
 	} {
-		if got := NextPage(pageOf(test.objects, test.bytes), test.most); got != test.want {
+		if got := nextPage(pageOf(test.objects, test.bytes), test.most); got != test.want {
 			t.Errorf("%d objects of %d bytes are followed by %d, of %d at most, expected %d", test.objects, test.bytes, got, test.most, test.want)
 		}
 	}

@@ -1,4 +1,6 @@
-package stock
+// Package replicas finds the kube-apiservers of a cluster by their identity Leases, and asks each of them
+// by itself how it stores resources (design 3.9).
+package replicas
 
 import (
 	"cmp"
@@ -45,18 +47,24 @@ const (
 	parallelAsks = 16
 )
 
-// asking finds kube-apiservers and asks each of them.
-type asking struct {
-	kube   kubernetes.Interface
-	config *rest.Config
-	// override are addresses by Lease; "" is for those that it does not name.
-	override map[string]string
-	// together says that replicas cannot be asked one by one, but only all behind one address.
-	together bool
-	// timeout bounds each request.
-	timeout time.Duration
-	clock   clock.Clock
-	logger  logr.Logger
+// Config says how kube-apiservers are found and asked.
+type Config struct {
+	// Kube is a client of any of them, Rest the configuration of clients of each: all but its address.
+	Kube kubernetes.Interface
+	Rest *rest.Config
+	// Override are addresses by Lease; "" is for those that it does not name.
+	Override map[string]string
+	// Together says that replicas cannot be asked one by one, but only all behind one address.
+	Together bool
+	// Timeout bounds each request.
+	Timeout time.Duration
+	Clock   clock.Clock
+	Logger  logr.Logger
+}
+
+// Asker finds kube-apiservers and asks each of them.
+type Asker struct {
+	Config
 	// uncounted tells once that endpoints cannot be read.
 	uncounted sync.Once
 
@@ -66,64 +74,67 @@ type asking struct {
 	clients map[string]clients
 }
 
+// New returns one that knows no kube-apiserver yet.
+func New(c Config) *Asker { return &Asker{Config: c, clients: map[string]clients{}} }
+
 // clients are for one replica.
 type clients struct {
 	*discovery.DiscoveryClient
 	objects metadata.Interface
 }
 
-// found are the servers that there are.
-type found struct {
-	replicas []observed.Replica
-	// concord are the servers that report by themselves.
-	concord []string
+// Found are the servers that there are.
+type Found struct {
+	Replicas []observed.Replica
+	// Concord are the servers that report by themselves.
+	Concord []string
 }
 
-// find reads the identity Leases, and where their holders are reached: as an annotation says
+// Find reads the identity Leases, and where their holders are reached: as an annotation says
 // (Kubernetes 1.36), else at the endpoints of the Service default/kubernetes. Those do not say
 // whose they are. That does no harm: it counts only if all are asked.
-func (a *asking) find(ctx context.Context) (found, error) {
-	leases, err := a.kube.CoordinationV1().Leases(storageversion.IdentityNamespace).List(ctx, metav1.ListOptions{LabelSelector: storageversion.IdentitySelector})
+func (a *Asker) Find(ctx context.Context) (Found, error) {
+	leases, err := a.Kube.CoordinationV1().Leases(storageversion.IdentityNamespace).List(ctx, metav1.ListOptions{LabelSelector: storageversion.IdentitySelector})
 	if err != nil {
-		return found{}, fmt.Errorf("list identity Leases: %w", err)
+		return Found{}, fmt.Errorf("list identity Leases: %w", err)
 	}
-	var f found
+	var f Found
 	for _, lease := range storageversion.Servers(leases.Items) {
 		if storageversion.SilenceOf(&lease) != agree.Stock {
-			f.concord = append(f.concord, lease.Name)
+			f.Concord = append(f.Concord, lease.Name)
 			continue
 		}
 		r := replicaOf(&lease)
-		if address, ok := a.override[lease.Name]; ok {
+		if address, ok := a.Override[lease.Name]; ok {
 			r.Address = address
-		} else if address, ok := a.override[""]; ok && r.Address == "" {
+		} else if address, ok := a.Override[""]; ok && r.Address == "" {
 			r.Address = address
 		}
-		f.replicas = append(f.replicas, r)
+		f.Replicas = append(f.Replicas, r)
 	}
-	f.replicas = observed.Alive(f.replicas, a.clock.Now())
-	unplaced := slices.ContainsFunc(f.replicas, func(r observed.Replica) bool { return r.Address == "" })
-	if a.together {
-		f.replicas = together(f.replicas)
+	f.Replicas = observed.Alive(f.Replicas, a.Clock.Now())
+	unplaced := slices.ContainsFunc(f.Replicas, func(r observed.Replica) bool { return r.Address == "" })
+	if a.Together {
+		f.Replicas = together(f.Replicas)
 		return f, nil
 	}
 	a.mu.Lock()
-	f.replicas = a.places.Take(f.replicas, a.clock.Now())
+	f.Replicas = a.places.Take(f.Replicas, a.Clock.Now())
 	a.mu.Unlock()
-	endpoints, err := a.kube.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+	endpoints, err := a.Kube.DiscoveryV1().EndpointSlices(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
 	if apierrors.IsForbidden(err) && !unplaced { // an operator may lack the right: then endpoints are not counted
 		a.uncounted.Do(func() {
-			a.logger.Info("Endpoints of kube-apiservers are not counted, so that one without a Lease is not noticed", "reason", err.Error())
+			a.Logger.Info("Endpoints of kube-apiservers are not counted, so that one without a Lease is not noticed", "reason", err.Error())
 		})
 		endpoints, err = &discoveryv1.EndpointSliceList{}, nil
 	}
 	if err != nil {
-		return found{}, fmt.Errorf("list the EndpointSlices of default/kubernetes: %w", err)
+		return Found{}, fmt.Errorf("list the EndpointSlices of default/kubernetes: %w", err)
 	}
-	assign(f.replicas, addresses(endpoints.Items))
-	f.replicas = observed.Apart(f.replicas)
-	if len(f.concord) == 0 {
-		f.replicas = observed.Counted(f.replicas, ready(endpoints.Items))
+	assign(f.Replicas, addresses(endpoints.Items))
+	f.Replicas = observed.Apart(f.Replicas)
+	if len(f.Concord) == 0 {
+		f.Replicas = observed.Counted(f.Replicas, ready(endpoints.Items))
 	}
 	return f, nil
 }
@@ -209,9 +220,9 @@ func assign(replicas []observed.Replica, addresses []string) {
 
 // at is how to reach the replica at an address: with its certificate checked against the
 // cluster's CA, under the name that every kube-apiserver has.
-func (a *asking) at(address string) *rest.Config {
-	config := rest.CopyConfig(a.config)
-	if a.together {
+func (a *Asker) at(address string) *rest.Config {
+	config := rest.CopyConfig(a.Rest)
+	if a.Together {
 		return config
 	}
 	config.Host, config.QPS = "https://"+address, -1
@@ -221,7 +232,13 @@ func (a *asking) at(address string) *rest.Config {
 	return config
 }
 
-func (a *asking) client(address string) (c clients, err error) {
+// Objects reads and patches objects through the replica at an address.
+func (a *Asker) Objects(address string) (metadata.Interface, error) {
+	c, err := a.client(address)
+	return c.objects, err
+}
+
+func (a *Asker) client(address string) (c clients, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c, ok := a.clients[address]; ok {
@@ -232,22 +249,19 @@ func (a *asking) client(address string) (c clients, err error) {
 	if c.objects, err = metadata.NewForConfig(config); err != nil {
 		return c, err
 	}
-	config.Timeout = a.timeout
+	config.Timeout = a.Timeout
 	if c.DiscoveryClient, err = discovery.NewDiscoveryClientForConfig(config); err != nil {
 		return c, err
 	}
 	c.UseLegacyDiscovery = true // a replica answers it for itself
-	if a.clients == nil {
-		a.clients = map[string]clients{}
-	}
 	a.clients[address] = c
 	return c, nil
 }
 
-// ask asks a replica how it stores resources; those of some groups if they are given. remote are
+// Ask asks a replica how it stores resources; those of some groups if they are given. remote are
 // the group/versions that other programs serve.
-func (a *asking) ask(ctx context.Context, r observed.Replica, only sets.Set[string], remote map[schema.GroupVersion]bool) observed.Answer {
-	if r.Address == "" && !a.together {
+func (a *Asker) Ask(ctx context.Context, r observed.Replica, only sets.Set[string], remote map[schema.GroupVersion]bool) observed.Answer {
+	if r.Address == "" && !a.Together {
 		a.missed(r, false)
 		return observed.Answer{Failed: cmp.Or(r.Nowhere, "has no address that is known")}
 	}
@@ -266,10 +280,16 @@ func (a *asking) ask(ctx context.Context, r observed.Replica, only sets.Set[stri
 	return answer
 }
 
-func (a *asking) missed(r observed.Replica, refused bool) {
+func (a *Asker) missed(r observed.Replica, refused bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.places.Missed(r.Process, refused, a.clock.Now())
+	a.places.Missed(r.Process, refused, a.Clock.Now())
+}
+
+// isTimeout says whether an error is one of time.
+func isTimeout(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
 }
 
 // streamID is the number that HTTP/2 gives a request, in the texts of its errors.
@@ -277,7 +297,7 @@ var streamID = regexp.MustCompile(`(LastStreamID=|stream ID )\d+[,;] `)
 
 // brief is an error's text without the parts that differ each time, such as ports of connections.
 func brief(err error) string {
-	if apierrors.IsTimeout(err) || asTimeout(err) {
+	if apierrors.IsTimeout(err) || isTimeout(err) {
 		return "timeout"
 	}
 	var certificate x509.CertificateInvalidError
@@ -298,12 +318,12 @@ func brief(err error) string {
 
 // discover returns a replica's answer, and of how many group/versions it was asked; 0: it did not tell which it has. Of
 // some groups, those count for which it answers; who asks about everything needs all of them.
-func (a *asking) discover(ctx context.Context, address string, only sets.Set[string], remote map[schema.GroupVersion]bool) (answer observed.Answer, asked int, err error) {
+func (a *Asker) discover(ctx context.Context, address string, only sets.Set[string], remote map[schema.GroupVersion]bool) (answer observed.Answer, asked int, err error) {
 	c, err := a.client(address)
 	if err != nil {
 		return answer, 0, err
 	}
-	first, cancel := context.WithTimeout(ctx, a.timeout)
+	first, cancel := context.WithTimeout(ctx, a.Timeout)
 	defer cancel()
 	version, err := c.ServerVersionWithContext(first)
 	if err != nil {
@@ -340,8 +360,8 @@ func (a *asking) discover(ctx context.Context, address string, only sets.Set[str
 
 // resources asks for the resources of group/versions, some at a time; nil for those that have gone. In all they may
 // take half as long again as a single request: looks at single resources wait for it.
-func (a *asking) resources(ctx context.Context, c clients, versions []schema.GroupVersion) ([]*metav1.APIResourceList, []error) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout*3/2)
+func (a *Asker) resources(ctx context.Context, c clients, versions []schema.GroupVersion) ([]*metav1.APIResourceList, []error) {
+	ctx, cancel := context.WithTimeout(ctx, a.Timeout*3/2)
 	defer cancel()
 	lists, errs := make([]*metav1.APIResourceList, len(versions)), make([]error, len(versions))
 	var group errgroup.Group

@@ -1,4 +1,4 @@
-package stock
+package replicas
 
 import (
 	"bytes"
@@ -47,7 +47,17 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-var now = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+var (
+	now     = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+	widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // lease is the identity Lease of a kube-apiserver.
 func lease(name, address string, renewed time.Duration) *coordinationv1.Lease {
@@ -105,22 +115,22 @@ func TestFind(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		a := &asking{kube: kube, override: tc.override, clock: testclock.NewFakeClock(now)}
-		found, err := a.find(t.Context())
+		a := New(Config{Kube: kube, Override: tc.override, Clock: testclock.NewFakeClock(now)})
+		found, err := a.Find(t.Context())
 		var got []string
-		for _, r := range found.replicas {
+		for _, r := range found.Replicas {
 			got = append(got, fmt.Sprintf("%s=%s", r.Lease, r.Address))
 			if r.Lease != observed.Unleased && r.Holder != string(r.Lease)+"_1" {
 				t.Errorf("%s: the holder of %s is %q", tc.name, r.Lease, r.Holder)
 			}
 		}
-		if err != nil || !slices.Equal(got, tc.want) || len(found.concord) > 0 {
+		if err != nil || !slices.Equal(got, tc.want) || len(found.Concord) > 0 {
 			t.Errorf("%s: %v, %v; want %v", tc.name, got, err, tc.want)
 		}
 		if tc.name != "all tell the same" {
 			continue
 		}
-		if why := a.ask(t.Context(), found.replicas[0], nil, nil).Failed; !strings.Contains(why, "with b,") {
+		if why := a.Ask(t.Context(), found.Replicas[0], nil, nil).Failed; !strings.Contains(why, "with b,") {
 			t.Errorf("%s: it is not asked since it %q", tc.name, why)
 		}
 	}
@@ -134,10 +144,10 @@ func TestFindForbidden(t *testing.T) {
 			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "endpointslices"}, "", errors.New("no right"))
 		})
 		var told []string
-		a := &asking{kube: kube, clock: testclock.NewFakeClock(now), logger: funcr.New(func(_, args string) { told = append(told, args) }, funcr.Options{})}
+		a := New(Config{Kube: kube, Clock: testclock.NewFakeClock(now), Logger: funcr.New(func(_, args string) { told = append(told, args) }, funcr.Options{})})
 		for range 2 {
-			found, err := a.find(t.Context())
-			if (err != nil) != fails || !fails && len(found.replicas) != 1 {
+			found, err := a.Find(t.Context())
+			if (err != nil) != fails || !fails && len(found.Replicas) != 1 {
 				t.Errorf("address %q: %+v, %v", address, found, err)
 			}
 		}
@@ -157,15 +167,15 @@ func TestFindEnding(t *testing.T) {
 	defer server.Close()
 	kube := fake.NewClientset(lease("a", strings.TrimPrefix(server.URL, "https://"), 0))
 	clock := testclock.NewFakeClock(now)
-	a := &asking{kube: kube, clock: clock, config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, timeout: time.Minute}
+	a := New(Config{Kube: kube, Clock: clock, Rest: &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, Timeout: time.Minute})
 	is := func(when string, want int) {
 		t.Helper()
-		found, err := a.find(t.Context())
-		if err != nil || len(found.replicas) != want {
-			t.Fatalf("%s: %+v, %v", when, found.replicas, err)
+		found, err := a.Find(t.Context())
+		if err != nil || len(found.Replicas) != want {
+			t.Fatalf("%s: %+v, %v", when, found.Replicas, err)
 		}
-		for _, r := range found.replicas {
-			if got := a.ask(t.Context(), r, nil, nil); (got.Failed == "") != answers {
+		for _, r := range found.Replicas {
+			if got := a.Ask(t.Context(), r, nil, nil); (got.Failed == "") != answers {
 				t.Errorf("%s: it answers %+v", when, got)
 			}
 		}
@@ -186,15 +196,15 @@ func TestFindEnding(t *testing.T) {
 // Those that end and cannot be asked one by one are forgotten, too.
 func TestFindEndingTogether(t *testing.T) {
 	kube, clock := fake.NewClientset(lease("a", "10.0.0.9:6443", 0), lease("b", "10.0.0.9:6443", 0)), testclock.NewFakeClock(now)
-	a := &asking{kube: kube, clock: clock}
+	a := New(Config{Kube: kube, Clock: clock})
 	is := func(want int) {
 		t.Helper()
-		found, err := a.find(t.Context())
-		if err != nil || len(found.replicas) != want {
-			t.Fatalf("%+v, %v, want %d", found.replicas, err, want)
+		found, err := a.Find(t.Context())
+		if err != nil || len(found.Replicas) != want {
+			t.Fatalf("%+v, %v, want %d", found.Replicas, err, want)
 		}
-		for _, r := range found.replicas {
-			if got := a.ask(t.Context(), r, nil, nil); got.Failed == "" {
+		for _, r := range found.Replicas {
+			if got := a.Ask(t.Context(), r, nil, nil); got.Failed == "" {
 				t.Errorf("it answers %+v", got)
 			}
 		}
@@ -217,18 +227,18 @@ func TestFindEndingUnreachable(t *testing.T) {
 			return nil, &net.OpError{Op: "dial", Err: fault}
 		}
 		clock := testclock.NewFakeClock(now)
-		a := &asking{kube: kube, clock: clock, config: &rest.Config{Dial: dial}, timeout: time.Minute}
-		_, err := a.find(t.Context())
+		a := New(Config{Kube: kube, Clock: clock, Rest: &rest.Config{Dial: dial}, Timeout: time.Minute})
+		_, err := a.Find(t.Context())
 		must(t, err)
 		must(t, kube.CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), "a", metav1.DeleteOptions{}))
-		ending, err := a.find(t.Context())
+		ending, err := a.Find(t.Context())
 		must(t, err)
-		a.ask(t.Context(), ending.replicas[0], nil, nil)
+		a.Ask(t.Context(), ending.Replicas[0], nil, nil)
 		clock.Step(observed.Drains)
-		a.ask(t.Context(), ending.replicas[0], nil, nil)
-		left, err := a.find(t.Context())
-		if err != nil || len(left.replicas) != want {
-			t.Errorf("%v: left are %+v, %v", fault, left.replicas, err)
+		a.Ask(t.Context(), ending.Replicas[0], nil, nil)
+		left, err := a.Find(t.Context())
+		if err != nil || len(left.Replicas) != want {
+			t.Errorf("%v: left are %+v, %v", fault, left.Replicas, err)
 		}
 	}
 }
@@ -239,8 +249,8 @@ func TestFindConcord(t *testing.T) {
 	ours := lease("apiserver-0123456789abcdef", "", 0)
 	ours.Annotations = map[string]string{storageversion.EmulationVersionAnnotation: "1.37"}
 	kube := fake.NewClientset(endpoints(), ours, lease(storageversion.NewUpstreamIdentity(), "", 0), lease("a", "10.0.0.1:6443", 0))
-	found, err := (&asking{kube: kube, clock: testclock.NewFakeClock(now)}).find(t.Context())
-	if err != nil || !slices.Equal(found.concord, []string{ours.Name}) || len(found.replicas) != 1 {
+	found, err := New(Config{Kube: kube, Clock: testclock.NewFakeClock(now)}).Find(t.Context())
+	if err != nil || !slices.Equal(found.Concord, []string{ours.Name}) || len(found.Replicas) != 1 {
 		t.Errorf("found are %+v, %v", found, err)
 	}
 }
@@ -249,15 +259,15 @@ func TestFindConcord(t *testing.T) {
 // them is restarted.
 func TestTogether(t *testing.T) {
 	first, second := lease("a", "10.0.0.1:6443", 0), lease("b", "10.0.0.2:6443", 0)
-	a := &asking{kube: fake.NewClientset(endpoints(), first, second), together: true, config: &rest.Config{Host: "https://cluster.example.com"}, clock: testclock.NewFakeClock(now)}
-	found, err := a.find(t.Context())
-	if want := "a_1,b_1"; err != nil || len(found.replicas) != 1 || found.replicas[0].Holder != want {
+	a := New(Config{Kube: fake.NewClientset(endpoints(), first, second), Together: true, Rest: &rest.Config{Host: "https://cluster.example.com"}, Clock: testclock.NewFakeClock(now)})
+	found, err := a.Find(t.Context())
+	if want := "a_1,b_1"; err != nil || len(found.Replicas) != 1 || found.Replicas[0].Holder != want {
 		t.Errorf("found are %+v, %v; want one held by %s", found, err, want)
 	}
-	if config := a.at(found.replicas[0].Address); config.Host != a.config.Host || config.ServerName != "" {
+	if config := a.at(found.Replicas[0].Address); config.Host != a.Rest.Host || config.ServerName != "" {
 		t.Errorf("it is reached at %s as %q", config.Host, config.ServerName)
 	}
-	single := &asking{config: a.config}
+	single := New(Config{Rest: a.Rest})
 	if config := single.at("10.0.0.1:6443"); config.Host != "https://10.0.0.1:6443" || config.ServerName != servedAs {
 		t.Errorf("a single one is reached at %s as %q", config.Host, config.ServerName)
 	}
@@ -314,11 +324,11 @@ func TestExpiredCertificate(t *testing.T) {
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{served}, PrivateKey: key}}}
 	server.StartTLS()
 	t.Cleanup(server.Close)
-	a := &asking{config: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: trusted})}}, timeout: time.Minute, clock: testclock.NewFakeClock(now)}
+	a := New(Config{Rest: &rest.Config{TLSClientConfig: rest.TLSClientConfig{CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: trusted})}}, Timeout: time.Minute, Clock: testclock.NewFakeClock(now)})
 	address := server.Listener.Addr().String()
 	want := fmt.Sprintf("does not answer at %s: its certificate has expired or is not yet valid: it is from %s to %s",
 		address, expired.NotBefore.UTC().Format(time.RFC3339), expired.NotAfter.UTC().Format(time.RFC3339))
-	if got := a.ask(t.Context(), observed.Replica{Process: observed.Process{Lease: "a", Holder: "1"}, Address: address}, nil, nil).Failed; got != want {
+	if got := a.Ask(t.Context(), observed.Replica{Process: observed.Process{Lease: "a", Holder: "1"}, Address: address}, nil, nil).Failed; got != want {
 		t.Errorf("it fails since it %q; want %q", got, want)
 	}
 }
@@ -380,9 +390,9 @@ func TestManyVersions(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			config := &rest.Config{QPS: -1, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, WrapTransport: func(http.RoundTripper) http.RoundTripper { return slowly{versions, tc.after} }}
-			a := &asking{config: config, timeout: 10 * time.Second, clock: clock.RealClock{}}
+			a := New(Config{Rest: config, Timeout: 10 * time.Second, Clock: clock.RealClock{}})
 			began := time.Now()
-			answer := a.ask(t.Context(), observed.Replica{Address: "10.0.0.1:6443"}, nil, nil)
+			answer := a.Ask(t.Context(), observed.Replica{Address: "10.0.0.1:6443"}, nil, nil)
 			took := time.Since(began)
 			want := ""
 			if tc.why != "" {

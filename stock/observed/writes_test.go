@@ -1,4 +1,4 @@
-package stock
+package observed
 
 import (
 	"runtime"
@@ -17,31 +17,31 @@ func TestOwnWrites(t *testing.T) {
 		return m.HeapAlloc
 	}
 	before := heap()
-	w := newOwnWrites("1000")
+	w := NewOwnWrites("1000")
 	for i := range writes {
-		w.add(strconv.Itoa(2000 + apart*(i^1))) // answers come out of order
+		w.Add(strconv.Itoa(2000 + apart*(i^1))) // answers come out of order
 	}
 	if after := heap(); after > before+6<<20 {
 		t.Errorf("they take %d MiB", (after-before)>>20)
 	}
 	for i := 0; i < writes; i += 997 {
-		if own, other := strconv.Itoa(2000+apart*i), strconv.Itoa(2001+apart*i); w.later(own) || !w.later(other) {
-			t.Fatalf("somebody else has written %s: %v, and %s: %v", own, w.later(own), other, w.later(other))
+		if own, other := strconv.Itoa(2000+apart*i), strconv.Itoa(2001+apart*i); w.Later(own) || !w.Later(other) {
+			t.Fatalf("somebody else has written %s: %v, and %s: %v", own, w.Later(own), other, w.Later(other))
 		}
 	}
-	if w.later("1000") || !w.later("none") {
+	if w.Later("1000") || !w.Later("none") {
 		t.Error("what is from before is somebody else's, or what nobody can tell is not")
 	}
 }
 
 // TestTooManyOwnWrites: what cannot be remembered counts as somebody else's, which is examined.
 func TestTooManyOwnWrites(t *testing.T) {
-	w := newOwnWrites("")
+	w := NewOwnWrites("")
 	w.n = maxOwnWrites - 1
-	w.add("5")
-	w.add("5")
-	w.add("6")
-	if w.later("5") || !w.later("6") || w.n != maxOwnWrites {
-		t.Errorf("of the last of %d: %v, and of the next: %v", w.n, w.later("5"), w.later("6"))
+	w.Add("5")
+	w.Add("5")
+	w.Add("6")
+	if w.Later("5") || !w.Later("6") || w.n != maxOwnWrites {
+		t.Errorf("of the last of %d: %v, and of the next: %v", w.n, w.Later("5"), w.Later("6"))
 	}
 }

@@ -1,4 +1,4 @@
-package stock
+package observed
 
 import (
 	"slices"
@@ -13,9 +13,9 @@ const (
 	maxOwnWrites = 1 << 22
 )
 
-// ownWrites tells the writes of a migration from those of others by their resourceVersions, which no two
+// OwnWrites tells the writes of a migration from those of others by their resourceVersions, which no two
 // writes share. Those of one migration lie close together, however much others write.
-type ownWrites struct {
+type OwnWrites struct {
 	// since is the resourceVersion from before all of them; 0 if it is not known.
 	since uint64
 
@@ -25,14 +25,15 @@ type ownWrites struct {
 	n      int
 }
 
-func newOwnWrites(since string) *ownWrites {
-	w := &ownWrites{chunks: map[uint64][]uint16{}}
+// NewOwnWrites returns one that knows none yet. since is a resourceVersion from before all of them; empty if it is not known.
+func NewOwnWrites(since string) *OwnWrites {
+	w := &OwnWrites{chunks: map[uint64][]uint16{}}
 	w.since, _ = strconv.ParseUint(since, 10, 64) // 0 if it is none
 	return w
 }
 
-// add remembers a write. One that is too many counts as somebody else's, and is examined.
-func (w *ownWrites) add(resourceVersion string) {
+// Add remembers a write. One that is too many counts as somebody else's, and is examined.
+func (w *OwnWrites) Add(resourceVersion string) {
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil || rv <= w.since {
 		return
@@ -46,8 +47,8 @@ func (w *ownWrites) add(resourceVersion string) {
 	}
 }
 
-// later says whether somebody else has written an object since then, or may have.
-func (w *ownWrites) later(resourceVersion string) bool {
+// Later says whether somebody else has written an object since then, or may have.
+func (w *OwnWrites) Later(resourceVersion string) bool {
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil {
 		return true

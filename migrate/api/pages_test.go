@@ -1,4 +1,4 @@
-package stock
+package api
 
 import (
 	"slices"
@@ -30,7 +30,7 @@ func TestPagesOfLarge(t *testing.T) {
 			}
 			return page, nil
 		}
-		err := pages(t.Context(), list, func() {}, func(items []metav1.PartialObjectMetadata) error {
+		err := Pages(t.Context(), 100, list, func() {}, func(items []metav1.PartialObjectMetadata) error {
 			listed += len(items)
 			return nil
 		})
