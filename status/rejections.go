@@ -20,6 +20,7 @@ var (
 	forbidden = regexp.MustCompile(`User "([^"]*)" cannot (\S+) resource "([^"]*)(?:"(?: in API group "([^"]*)"?)?)?`)
 	// invalid is a refusal by the schema or a rule of the object's definition.
 	invalid = regexp.MustCompile(`(?:Invalid|Required|Unsupported|Forbidden|Duplicate) value|Too (?:long|many|few)|Forbidden: `)
+	uid     = regexp.MustCompile(`\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 )
 
 // rejected are objects that the API server can read and does not take as they are. What is to be done
@@ -42,6 +43,9 @@ func rejected(r *resource, m *migrationv1alpha1.StorageVersionMigration, of, kep
 		text, do := refusal(r, "", of, kept)
 		texts, advice = []string{text}, []string{do}
 	}
+	advice = slices.DeleteFunc(slices.Clone(advice), func(do string) bool { // it says less than another one does
+		return slices.ContainsFunc(advice, func(more string) bool { return more != do && strings.HasPrefix(more, do) })
+	})
 	if len(texts) > 1 { // the objects' own messages tell them apart
 		texts = []string{kept + ": they are not taken as they are"}
 	}
@@ -75,7 +79,7 @@ func refusal(r *resource, message, of, kept string) (text, do string) {
 	return text, mend
 }
 
-// nameless is the message of a failure without the name of its object, so that objects which are refused for one
+// nameless is the message of a failure without the name and UID of its object, so that objects which are refused for one
 // reason are told together.
 func nameless(f migrationv1alpha1.MigrationFailure) string {
 	message := f.Message
@@ -87,5 +91,7 @@ func nameless(f migrationv1alpha1.MigrationFailure) string {
 			message = why
 		}
 	}
+	message = strings.ReplaceAll(message, fmt.Sprintf("%q", f.Name), `"…"`)
+	message = uid.ReplaceAllString(message, "…")
 	return strings.ReplaceAll(message, "<nil>: ", "") // the path of a rule at the root of a schema
 }
