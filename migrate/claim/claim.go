@@ -138,7 +138,7 @@ type Config struct {
 	Elsewhere func(context.Context, schema.GroupVersionResource) (string, error)
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
-	// Workers is how many migrations Run does at a time. Default: 2.
+	// Workers is how many migrations Run does at a time, beside those that get on in nothing. Default: 2.
 	Workers int
 	// ProgressPeriod is the shortest time between two updates of a migration's progress.
 	// Run makes them at most a third later also while the Rewriter reports nothing. Default:

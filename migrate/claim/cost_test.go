@@ -146,7 +146,8 @@ func TestPollsOfTheEndedCostNothing(t *testing.T) {
 	queue.Add("m")
 	queue.Add("gone")
 	queue.ShutDown()
-	w.c.work(context.Background(), queue, seen)
+	for w.c.next(context.Background(), queue, seen) {
+	}
 	if got := w.called(); len(got) > 0 {
 		t.Errorf("calls %q", got)
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
@@ -23,6 +24,9 @@ import (
 const (
 	minRetry = 200 * time.Millisecond
 	maxRetry = 15 * time.Second
+	// spares bounds how many migrations are done beside those that get on in nothing, as where a conversion
+	// webhook hangs, so that these do not hold up all others.
+	spares = 4
 )
 
 // Run does migrations until ctx ends. Those under way then are continued by the server that
@@ -46,25 +50,45 @@ func (c *Controller) Run(ctx context.Context) {
 	wg.Go(func() { versions.RunWithContext(ctx) })
 	beats := c.cfg.Clock.NewTicker(max(c.cfg.ProgressPeriod/3, time.Millisecond)) // so much later at most
 	defer beats.Stop()
-	wg.Go(func() { workers.Loop(ctx, "migrate-progress", func(ctx context.Context) { c.beat(ctx, beats.C()) }) })
+	var spare atomic.Int32 // how many are at work
+	onTheWay := func(hindered int) {
+		if int(spare.Load()) < min(hindered, spares) {
+			spare.Add(1)
+			wg.Go(func() {
+				defer spare.Add(-1)
+				c.next(ctx, queue, seen)
+			})
+		}
+	}
+	wg.Go(func() {
+		workers.Loop(ctx, "migrate-progress", func(ctx context.Context) { c.beat(ctx, beats.C(), onTheWay) })
+	})
 	for range c.cfg.Workers {
-		wg.Go(func() { c.work(ctx, queue, seen) })
+		wg.Go(func() {
+			for c.next(ctx, queue, seen) {
+			}
+		})
 	}
 	wg.Wait()
 }
 
 // beat has the status of every rewrite written for which that is due, until ctx ends: a
-// Rewriter that waits reports nothing.
-func (c *Controller) beat(ctx context.Context, due <-chan time.Time) {
+// Rewriter that waits reports nothing. It tells how many get on in nothing.
+func (c *Controller) beat(ctx context.Context, due <-chan time.Time, hindered func(int)) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-due:
 		}
+		n := 0
 		for _, w := range c.works() {
 			w.beat()
+			if w.hindered.Load() {
+				n++
+			}
 		}
+		hindered(n)
 	}
 }
 
@@ -84,40 +108,37 @@ func worthALook(was, is *migrationv1alpha1.StorageVersionMigration, self agree.S
 	return was.Annotations[migrationv1alpha1.ClaimedByAnnotation] != claimer && (claimer == "" || claimer != string(self))
 }
 
-// work does migrations, but for those that were seen to be gone or ended since they were
-// queued: that is what most polls find.
-func (c *Controller) work(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], seen cache.Store) {
-	for {
-		name, stop := queue.Get()
-		if stop {
-			return
-		}
-		if obj, ok, _ := seen.GetByKey(name); !ok || migrationv1alpha1.Final(obj.(*migrationv1alpha1.StorageVersionMigration)) {
-			queue.Forget(name)
-			queue.Done(name)
-			continue
-		}
-		var after time.Duration
-		err := workers.Do(ctx, "migrate", func() (err error) {
-			after, err = c.Step(ctx, name)
-			return err
-		})
-		switch {
-		case err != nil:
-			level := 0
-			if apierrors.IsConflict(err) || ctx.Err() != nil {
-				level = 2
-			}
-			c.cfg.Logger.V(level).Info("Looking at a migration again", "migration", name, "reason", err.Error())
-			queue.AddRateLimited(name)
-		case after > 0:
-			queue.Forget(name)
-			queue.AddAfter(name, after)
-		default:
-			queue.Forget(name)
-		}
-		queue.Done(name)
+// next does the next migration, but for one that was seen to be gone or ended since it was queued: that is
+// what most polls find. It returns false when there is none any more.
+func (c *Controller) next(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], seen cache.Store) bool {
+	name, stop := queue.Get()
+	if stop {
+		return false
 	}
+	defer queue.Done(name)
+	if obj, ok, _ := seen.GetByKey(name); !ok || migrationv1alpha1.Final(obj.(*migrationv1alpha1.StorageVersionMigration)) {
+		queue.Forget(name)
+		return true
+	}
+	var after time.Duration
+	err := workers.Do(ctx, "migrate", func() (err error) {
+		after, err = c.Step(ctx, name)
+		return err
+	})
+	if err != nil {
+		level := 0
+		if apierrors.IsConflict(err) || ctx.Err() != nil {
+			level = 2
+		}
+		c.cfg.Logger.V(level).Info("Looking at a migration again", "migration", name, "reason", err.Error())
+		queue.AddRateLimited(name)
+		return true
+	}
+	queue.Forget(name)
+	if after > 0 {
+		queue.AddAfter(name, after)
+	}
+	return true
 }
 
 // ObserveStorageVersion interrupts rewrites that a changed or deleted StorageVersion may

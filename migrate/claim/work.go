@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -60,8 +61,9 @@ type work struct {
 	tell func()
 	// forbidden says that it was logged that the right to write the progress is missing.
 	forbidden bool
-	// last is the newest progress; nil before there is one.
-	last *Progress
+	// last is the newest progress; nil before there is one. hindered says of it that nothing gets on.
+	last     *Progress
+	hindered atomic.Bool
 	// counted is the progress of this migration that the metrics have counted, with the progress
 	// made before.
 	counted Progress
@@ -138,6 +140,7 @@ func (w *work) reported(p Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.last, w.base = &p, min(w.base, p.Done)
+	w.hindered.Store(p.Hindered != "")
 	w.c.cfg.Metrics.observe(w, p)
 	w.tell()
 }

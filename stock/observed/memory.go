@@ -19,6 +19,9 @@ import (
 // store: any kube-apiserver may have written it, also if it did not show it when it was asked.
 const definitionReporter = "customresourcedefinition"
 
+// nobody stands in a History for those who may have written a built-in resource while nobody looked.
+const nobody agree.ServerID = "nobody-looked"
+
 // settling is how Resource.Why begins where all agree, and nothing but time has to pass.
 const settling = "all kube-apiservers store "
 
@@ -284,7 +287,11 @@ func (k *resource) goOn(state evolve.State, definition Definition) {
 // observe takes in what a round says of the resource, and says whether that is anything new.
 func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen []Process, config Config) bool {
 	before := k.Resource
-	missed := config.Gap > 0 && !k.asked.IsZero() && r.Began.Sub(k.asked) > config.Gap
+	var gap time.Duration // a host that was suspended stops one clock and not the other
+	if !k.asked.IsZero() {
+		gap = max(r.Began.Sub(k.asked), r.Began.Round(0).Sub(k.asked.Round(0)))
+	}
+	missed := config.Gap > 0 && gap > config.Gap
 	k.asked = r.Asked
 	definition, custom := r.Defined[gr]
 	k.custom = k.custom || custom
@@ -315,8 +322,12 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 	if custom && definition.Stores != "" {
 		written = append(written, agree.Report{Server: definitionReporter, Encoding: definition.Stores})
 	}
-	if len(unseen) > 0 && !k.custom {
-		written = append(written, agree.Report{Server: unseen[0].Lease, Encoding: agree.Unknown})
+	if !k.custom && (len(unseen) > 0 || gap > evolve.DiscoveryPeriod) { // KEP-2343: its heartbeat is too old
+		by := nobody
+		if len(unseen) > 0 {
+			by = unseen[0].Lease
+		}
+		written = append(written, agree.Report{Server: by, Encoding: agree.Unknown})
 	}
 	if len(written) > 0 {
 		k.History = k.History.Next(written)

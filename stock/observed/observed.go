@@ -158,6 +158,7 @@ func (r Round) Judge(gr schema.GroupResource) Verdict {
 	v := Verdict{Whole: true}
 	definition, custom := r.Defined[gr]
 	var reasons []string
+	var without []agree.ServerID // those that do not serve it
 	stands := func(id agree.ServerID, why string, args ...any) {
 		reasons = append(reasons, fmt.Sprintf("%s %s", id, fmt.Sprintf(why, args...)))
 	}
@@ -170,10 +171,8 @@ func (r Round) Judge(gr schema.GroupResource) Verdict {
 		}
 		shown, ok := answer.Shown[gr]
 		if !ok {
-			if custom && !definition.NotServed {
-				stands(replica.Lease, "does not serve it")
-			}
-			continue // it does not write a resource that it does not serve
+			without = append(without, replica.Lease)
+			continue
 		}
 		v.Shown = true
 		report := agree.Report{Server: replica.Lease, Encoding: agree.Unknown, Served: shown.Served}
@@ -184,6 +183,14 @@ func (r Round) Judge(gr schema.GroupResource) Verdict {
 		}
 		report.Decodable = append(slices.Clone(shown.Served), string(report.Encoding))
 		v.Reports = append(v.Reports, report)
+	}
+	for _, id := range without { // they do not write it, and can neither migrate nor prove
+		switch {
+		case custom && !definition.NotServed:
+			stands(id, "does not serve it")
+		case v.Shown && !custom && !foreign(gr, v.Reports):
+			stands(id, "does not serve it, as others do (by its release, or --runtime-config)")
+		}
 	}
 	v.decide(definition, custom, reasons)
 	return v

@@ -1,6 +1,7 @@
 package observed
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -160,7 +161,7 @@ func TestJudge(t *testing.T) {
 			"kube-apiservers store different versions: example.com/v1: a; example.com/v2: b"},
 		{"all lag behind the definition", defined(round(0, map[string]Answer{"a": shows(widgets, v1)}), v2), widgets, "", "the CustomResourceDefinition says example.com/v2"},
 		{"one does not serve a custom resource", defined(round(0, map[string]Answer{"a": shows(widgets, v1), "b": {Release: "1.37"}}), v1), widgets, "", "b does not serve it"},
-		{"one does not know a built-in resource", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Release: "1.36"}}), cronjobs, "batch/v1", ""},
+		{"one does not know a built-in resource", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Release: "1.36"}}), cronjobs, "", "b does not serve it, as others do"},
 		{"one does not answer", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Failed: "does not answer: timeout"}}), cronjobs, "", "b does not answer: timeout"},
 		{"one does not answer for a version", defined(round(0, map[string]Answer{"a": shows(widgets, v2), "b": lacking(shows(widgets, v2), widgets.Group, "v1")}), v2), widgets, "", "b does not answer for example.com/v1"},
 		{"one does not answer for a version that the definition lacks", defined(round(0, map[string]Answer{"a": shows(widgets, v2), "b": lacking(shows(widgets, v2), widgets.Group, "v1beta1")}), v2), widgets, "example.com/v2", ""},
@@ -557,6 +558,28 @@ func TestUnseen(t *testing.T) {
 	}
 	if got = remembered(t, m, cronjobs, defined(round(3*time.Second, a), "example.com/v1")); got.Common != "batch/v1" || !slices.Equal(got.History.Reported(), []agree.Encoding{"batch/v1"}) || got.History.Epoch != 3 {
 		t.Errorf("later: %+v", got)
+	}
+}
+
+// After a time in which nobody looked that is longer than a heartbeat's, another release may have come, written
+// built-in resources in another version, and gone. Custom ones are written as their definition says.
+func TestLongAway(t *testing.T) {
+	for gap, want := range map[time.Duration][]agree.Encoding{
+		evolve.DiscoveryPeriod:               nil,
+		evolve.DiscoveryPeriod + time.Second: {agree.Unknown, "batch/v1"},
+	} {
+		m := NewMemory(Config{Gap: time.Minute})
+		a := map[string]Answer{"a": shows(cronjobs, "batch/v1")}
+		maps.Copy(a["a"].Shown, shows(widgets, "example.com/v1").Shown)
+		m.Observe(defined(round(0, a), "example.com/v1"))
+		was, custom := remembered(t, m, cronjobs), remembered(t, m, widgets)
+		m.Observe(defined(round(gap, a), "example.com/v1"))
+		if got := remembered(t, m, cronjobs).History.Since(was.History.Epoch); !slices.Equal(got, want) {
+			t.Errorf("after %v there are %v since then, want %v", gap, got, want)
+		}
+		if got := remembered(t, m, widgets).History.Since(custom.History.Epoch); len(got) > 0 {
+			t.Errorf("after %v there are %v of a custom resource", gap, got)
+		}
 	}
 }
 
