@@ -66,6 +66,7 @@ var arrows = []arrow{
 	{folder: "testbed/linear", own: []string{}, external: []string{"github.com/anishathalye/porcupine"}, why: "judges answers; it knows neither clients nor servers"},
 	{folder: "testbed/process", external: []string{}, why: "builds and runs programs; it knows none of them but go"},
 	{folder: "testbed/etcdtest", own: []string{}, external: []string{"go.etcd.io/etcd/server/v3/embed", "go.uber.org/zap"}, why: "an etcd in the process of a test of any layer: it knows none of them"},
+	{folder: "testbed/fakeapi", own: []string{"listwatch/replay"}, forbidden: append(append(genericly, kube...), "go.etcd.io"), why: "an API in a test's memory: it knows no kind of object"},
 	{folder: "testbed/load", own: []string{"api"}, forbidden: append(append(genericly, kube...), "go.etcd.io"), why: "clients: when they make requests, and what came of them; it knows no server"},
 	{folder: "testbed/ledger", own: []string{"agree", "evolve", "api", "migrate/store"}, forbidden: append(genericly, kube...), why: "what an etcd holds, seen from outside: it knows neither servers nor what has to hold"},
 	{folder: "testbed/cluster", own: []string{"agree", "embedded", "pki", "testbed/process"}, forbidden: append(genericly, kube...), why: "starts an etcd and servers, and reaches them from outside: it links an etcd, and no server"},

@@ -33,9 +33,7 @@ func TestAggregatedServer(t *testing.T) {
 	if !w.hasLease(name) {
 		t.Fatal("its Lease was deleted")
 	}
-	if err := w.c.Bury(t.Context(), name); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.c.Bury(t.Context(), name))
 	w.observe(10*time.Second, func() {})
 	w.expectServers("wardle.example.com.flunders", "=")
 }
@@ -44,13 +42,9 @@ func TestAggregatedServer(t *testing.T) {
 func (w *world) label(name string) {
 	w.t.Helper()
 	sv := &v1alpha1.StorageVersion{}
-	if err := w.client.Get(w.t.Context(), client.ObjectKey{Name: name}, sv); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.client.Get(w.t.Context(), client.ObjectKey{Name: name}, sv))
 	sv.Labels = map[string]string{storageversion.AggregatedLabel: "5a1c"}
-	if err := w.client.Update(w.t.Context(), sv); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.client.Update(w.t.Context(), sv))
 }
 
 // TestAggregatedVacancy: the StorageVersion of an aggregated server is kept without reports for as long as
@@ -71,9 +65,7 @@ func TestAggregatedVacancy(t *testing.T) {
 	w.setReports(flunders, "apiserver-00c0ffee00c0ffee")
 	w.observe(20*time.Minute, func() {})
 	w.expectServers(flunders, "apiserver-00c0ffee00c0ffee=v1")
-	if err := w.c.Bury(t.Context(), "apiserver-00c0ffee00c0ffee"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.c.Bury(t.Context(), "apiserver-00c0ffee00c0ffee"))
 	w.observe(9*time.Minute, func() {})
 	w.expectServers(flunders, "=")
 	w.observe(3*time.Minute, func() {})
@@ -84,9 +76,7 @@ func TestAggregatedVacancy(t *testing.T) {
 	w.setReports(flunders, "apiserver-00c0ffee00c0ffee")
 	w.label(flunders)
 	w.observe(20*time.Minute, func() {})
-	if err := w.c.deleteLease(t.Context(), "apiserver-00c0ffee00c0ffee"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.c.deleteLease(t.Context(), "apiserver-00c0ffee00c0ffee"))
 	w.observe(time.Minute, func() {})
 	w.expectServers(flunders, "=")
 }
@@ -114,9 +104,7 @@ func TestAggregatedOwing(t *testing.T) {
 	w.pass(1, true, "a")
 	w.expectServers(flunders, "apiserver-00c0ffee00c0ffff,"+string(r1)+"=")
 	w.expectServers("wardle.example.com.fischers", "apiserver-00c0ffee00c0ffff=v1")
-	if err := w.c.Bury(t.Context(), r1); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.c.Bury(t.Context(), r1))
 	w.expectServers(flunders, "apiserver-00c0ffee00c0ffff=v1")
 }
 
@@ -133,9 +121,7 @@ func TestAggregatedServersRenewNobody(t *testing.T) {
 	for range 60 { // a minute, in which nobody else renews
 		w.renewStock("apiserver-00c0ffee00c0ffee", lease)
 		w.clock.Step(time.Second)
-		if err := w.c.Step(t.Context(), true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.c.Step(t.Context(), true))
 	}
 	for _, id := range []agree.ServerID{"a", "b"} {
 		if !w.hasLease(id) {

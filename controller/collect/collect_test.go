@@ -3,7 +3,6 @@ package collect
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"strings"
 	"sync"
@@ -82,9 +81,9 @@ func TestExpire(t *testing.T) {
 		t.Fatal("collected within the duration")
 	}
 	w.expectServers("core.secrets", "a,old=")
-	w.took()
+	w.Took()
 	w.pass(1, true, "a")
-	if got, want := w.took(), "list LeaseList; delete Lease old if uid=uid-old and it is unchanged=true; "+
+	if got, want := w.Took(), "list LeaseList; delete Lease old if uid=uid-old and it is unchanged=true; "+
 		"list StorageVersionList; list LeaseList; update status StorageVersion core.secrets"; got != want {
 		t.Errorf("calls %q, want %q", got, want)
 	}
@@ -98,8 +97,8 @@ func TestExpire(t *testing.T) {
 // been silent since the answer, and not since the observation began.
 func TestSlowAnswer(t *testing.T) {
 	w := newWorld(t)
-	w.before = func(string) error {
-		w.before = nil
+	w.Before = func(string) error {
+		w.Before = nil
 		w.clock.Step(1900 * time.Millisecond)
 		w.renew("slow", true)
 		return nil
@@ -109,9 +108,7 @@ func TestSlowAnswer(t *testing.T) {
 	for age := step; age < 15*time.Second; age += step {
 		w.clock.Step(step)
 		w.renew("a", true)
-		if err := w.c.Step(t.Context(), true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.c.Step(t.Context(), true))
 		if !w.hasLease("slow") {
 			t.Fatalf("the Lease was collected %s after it was renewed", age)
 		}
@@ -137,7 +134,7 @@ func TestOutage(t *testing.T) {
 		outage func(w *world)
 	}{
 		{"errors", func(w *world) {
-			w.before = func(call string) error {
+			w.Before = func(call string) error {
 				if call == "list LeaseList" {
 					return errBroken
 				}
@@ -149,11 +146,11 @@ func TestOutage(t *testing.T) {
 					w.t.Fatalf("Step: %v", err)
 				}
 			}
-			w.before = nil
+			w.Before = nil
 		}},
 		{"a slow answer", func(w *world) {
-			w.before = func(string) error {
-				w.before = nil
+			w.Before = func(string) error {
+				w.Before = nil
 				w.clock.Step(time.Minute)
 				return nil
 			}
@@ -179,73 +176,6 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestNoPuts: lists are answered and deletions done, but nobody can renew, as when etcd
-// is out of space. The collector that leads when that is mended buries no server that lives.
-func TestNoPuts(t *testing.T) {
-	for _, seconds := range []int{3, 6, 9, 12, 20, 60, 200} {
-		t.Run(fmt.Sprintf("%d s", seconds), func(t *testing.T) {
-			w := newWorld(t)
-			all := []agree.ServerID{"a", "b", "c"}
-			w.renew("old", true)
-			for _, id := range all {
-				w.renew(id, true)
-			}
-			w.setReports("core.secrets", "a", "b", "c")
-			for range 2 {
-				w.pass(1, false, all...)
-				w.pass(4, false)
-			}
-			w.pass(seconds, true)
-			for _, id := range all {
-				w.pass(1, true, id)
-			}
-			w.pass(4, true)
-			w.expectServers("core.secrets", "a,b,c=v1")
-			for range 4 {
-				w.pass(1, true, all...)
-				w.pass(4, true)
-			}
-			w.expectServers("core.secrets", "a,b,c=v1")
-			if w.hasLease("old") {
-				t.Error("the dead are not buried when it is mended")
-			}
-		})
-	}
-}
-
-// TestLastServer: the observer's own renewals, every 5 s, suffice to bury all others.
-func TestLastServer(t *testing.T) {
-	w := newWorld(t)
-	for _, id := range []agree.ServerID{"self", "b", "c"} {
-		w.renew(id, true)
-	}
-	w.setReports("core.secrets", "self", "b", "c")
-	for range 4 {
-		w.pass(4, true)
-		w.pass(1, true, "self")
-	}
-	w.expectServers("core.secrets", "self=v1")
-}
-
-// TestFlakyObservation: time counts only between observations that follow each other.
-func TestFlakyObservation(t *testing.T) {
-	w := newWorld(t)
-	w.renew("a", true)
-	for i := range 100 {
-		w.before = nil
-		if i%2 == 1 {
-			w.before = func(string) error { return errBroken }
-		}
-		w.clock.Step(time.Second)
-		if err := w.c.Step(t.Context(), true); (err != nil) != (i%2 == 1) {
-			t.Fatalf("Step: %v", err)
-		}
-	}
-	if !w.hasLease("a") {
-		t.Error("collected although not two observations followed each other")
-	}
-}
-
 // TestSweepsOnlyWhenNeeded: when the StorageVersions are watched, they are listed only
 // if something may have changed.
 func TestSweepsOnlyWhenNeeded(t *testing.T) {
@@ -256,7 +186,7 @@ func TestSweepsOnlyWhenNeeded(t *testing.T) {
 	}
 	w.setReports("core.secrets", "a", "b", "old")
 	swept := func() bool {
-		w.took()
+		w.Took()
 		w.clock.Step(time.Second)
 		for _, id := range []agree.ServerID{"a", "b"} {
 			w.renew(id, true)
@@ -264,7 +194,7 @@ func TestSweepsOnlyWhenNeeded(t *testing.T) {
 		if err := w.c.Step(t.Context(), true); err != nil {
 			t.Fatalf("Step: %v", err)
 		}
-		return strings.Contains(w.took(), "list StorageVersionList")
+		return strings.Contains(w.Took(), "list StorageVersionList")
 	}
 	if !swept() {
 		t.Error("not swept at first")
@@ -278,9 +208,7 @@ func TestSweepsOnlyWhenNeeded(t *testing.T) {
 	if !swept() || swept() {
 		t.Error("not swept once after a Lease went")
 	}
-	if err := w.c.sink().Update(&v1alpha1.StorageVersion{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.c.sink().Update(&v1alpha1.StorageVersion{}))
 	if !swept() || swept() {
 		t.Error("not swept once after a change")
 	}
@@ -288,9 +216,7 @@ func TestSweepsOnlyWhenNeeded(t *testing.T) {
 	if !swept() || swept() {
 		t.Error("not swept once after a server joined")
 	}
-	if err := w.c.Step(t.Context(), false); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.c.Step(t.Context(), false))
 	if !swept() || swept() {
 		t.Error("not swept once as a new leader")
 	}
@@ -313,7 +239,7 @@ func TestUnknownIsNotGone(t *testing.T) {
 		w.renew("a", true)
 		w.setReports("core.secrets", "a")
 		w.setReports("core.configmaps")
-		w.before = func(call string) error {
+		w.Before = func(call string) error {
 			if call == "list LeaseList" {
 				if n--; n < 0 {
 					return errBroken
@@ -324,7 +250,7 @@ func TestUnknownIsNotGone(t *testing.T) {
 		if err := w.c.Step(t.Context(), true); !errors.Is(err, errBroken) {
 			t.Errorf("Step: %v", err)
 		}
-		w.before = nil
+		w.Before = nil
 		w.expectServers("core.secrets", "a=v1")
 		w.expectServers("core.configmaps", "=")
 		w.pass(1, true, "a")
@@ -339,7 +265,7 @@ func TestRenewedAfterAll(t *testing.T) {
 	w.renew("b", true)
 	w.setReports("core.secrets", "a", "b")
 	renewed := false
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if strings.HasPrefix(call, "delete Lease b") {
 			renewed = true
 			w.renew("b", true)
@@ -367,7 +293,7 @@ func TestLevelTriggered(t *testing.T) {
 	w.expectServers("core.secrets", "a=v1")
 	w.expectServers("core.configmaps", "none")
 	w.expectServers("core.events", "a=v1")
-	if got, want := w.took(), "list LeaseList; list StorageVersionList; list LeaseList; "+
+	if got, want := w.Took(), "list LeaseList; list StorageVersionList; list LeaseList; "+
 		"delete StorageVersion core.configmaps if uid=uid-core.configmaps and it is unchanged=true; "+
 		"update status StorageVersion core.secrets"; got != want {
 		t.Errorf("calls %q, want %q", got, want)
@@ -424,10 +350,10 @@ func TestConflict(t *testing.T) {
 			w.renew("b", true)
 			w.setReports("core.secrets", tc.reports...)
 			raced := false
-			w.before = func(call string) error {
+			w.Before = func(call string) error {
 				if strings.HasPrefix(call, tc.call) && !raced {
 					raced = true
-					w.before = nil
+					w.Before = nil
 					w.setReports("core.secrets", "a", "oldest", "b")
 				}
 				return nil
@@ -453,7 +379,7 @@ func TestBury(t *testing.T) {
 	if err := w.c.Bury(t.Context(), "old"); err != nil {
 		t.Fatalf("Bury: %v", err)
 	}
-	if got, want := w.took(), "delete Lease old; list StorageVersionList; list LeaseList; "+
+	if got, want := w.Took(), "delete Lease old; list StorageVersionList; list LeaseList; "+
 		"update status StorageVersion core.configmaps; update status StorageVersion core.secrets"; got != want {
 		t.Errorf("calls %q, want %q", got, want)
 	}
@@ -479,7 +405,7 @@ func TestBuryErrors(t *testing.T) {
 		w := newWorld(t)
 		w.renew("a", true)
 		w.setReports("core.secrets", "a")
-		w.before = func(c string) error {
+		w.Before = func(c string) error {
 			if c == strings.TrimSpace(call) {
 				return failure
 			}
@@ -488,10 +414,10 @@ func TestBuryErrors(t *testing.T) {
 		if err := w.c.Bury(t.Context(), "a"); err == nil {
 			t.Errorf("%s fails with %v: no error", call, failure)
 		}
-		if call == "delete Lease a" && w.took() != call {
+		if call == "delete Lease a" && w.Took() != call {
 			t.Error("reports were dropped before the Lease")
 		}
-		w.before = nil
+		w.Before = nil
 		if err := w.c.Bury(t.Context(), "a"); err != nil {
 			t.Errorf("Bury again: %v", err)
 		}
@@ -515,16 +441,14 @@ func TestRun(t *testing.T) {
 	wg.Go(func() { w.c.Run(ctx, func() bool { return true }) })
 	eventually(t, "collected", func() bool { return w.servers("core.secrets") == "a=v1" })
 	eventually(t, "quiet", func() bool {
-		calls := w.took()
+		calls := w.Took()
 		return strings.Count(calls, "list LeaseList") > 3 && !strings.Contains(calls, "StorageVersion")
 	})
 	w.setReports("core.secrets", "a", "oldest") // a report that lands late
 	eventually(t, "collected again", func() bool { return w.servers("core.secrets") == "a=v1" })
 	w.setReports("core.configmaps", "a")
 	w.renew("b", true)
-	if err := w.client.Delete(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "a"}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.Delete(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "a"}}))
 	eventually(t, "buried although somebody else removed the Lease", func() bool {
 		return w.servers("core.configmaps") == "none" && w.servers("core.secrets") == "none"
 	})

@@ -3,9 +3,7 @@ package collect
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,93 +16,39 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/listwatch/replay"
+	"github.com/concord-dev/concord/testbed/fakeapi"
 )
 
 var errBroken = errors.New("connection refused")
 
 // world is an API with one collector; the calls that go over the wire are recorded and can fail.
 type world struct {
+	*fakeapi.API
 	t      *testing.T
-	client client.WithWatch
+	client client.WithWatch // the API without records and faults
 	clock  *clocktesting.FakeClock
 	c      *Collector
-
-	mu    sync.Mutex
-	calls []string
-	// before runs before a call, and its error replaces the call.
-	before func(call string) error
 }
 
 func newWorld(t *testing.T, edit ...func(*Config)) *world {
 	t.Helper()
 	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))}
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{v1alpha1.AddToScheme, coordinationv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w.client = fake.NewClientBuilder().WithScheme(scheme).WithGlobalResourceVersionCounter().
-		WithStatusSubresource(&v1alpha1.StorageVersion{}).WithInterceptorFuncs(interceptor.Funcs{
-		Watch: replay.Watch,
-		List: func(ctx context.Context, c client.WithWatch, o client.ObjectList, opts ...client.ListOption) error {
-			return w.call("list", o, "", func() error { return c.List(ctx, o, opts...) })
-		},
-		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-			return w.call("delete", o, o.GetName()+preconditions(opts), func() error { return c.Delete(ctx, o, opts...) })
-		},
-		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
-			return w.call("update "+sub, o, o.GetName(), func() error { return c.SubResource(sub).Update(ctx, o, opts...) })
-		},
-	}).Build()
-	cfg := Config{Client: w.client, Workers: 1, Clock: w.clock}
+	w.API = fakeapi.New(t, fakeapi.Config{
+		Types: []func(*runtime.Scheme) error{v1alpha1.AddToScheme, coordinationv1.AddToScheme}, Statuses: []client.Object{&v1alpha1.StorageVersion{}},
+		Ignored: []string{"get", "create", "update"},
+	})
+	w.client = w.Raw
+	cfg := Config{Client: w.API, Workers: 1, Clock: w.clock}
 	for _, e := range edit {
 		e(&cfg)
 	}
 	c, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.c = c
 	return w
-}
-
-func preconditions(opts []client.DeleteOption) string {
-	var o client.DeleteOptions
-	o.ApplyOptions(opts)
-	if o.Preconditions == nil {
-		return ""
-	}
-	return fmt.Sprintf(" if uid=%s and it is unchanged=%t", *o.Preconditions.UID, o.Preconditions.ResourceVersion != nil)
-}
-
-func (w *world) call(verb string, o any, name string, do func() error) error {
-	_, kind, _ := strings.Cut(fmt.Sprintf("%T", o), ".")
-	call := strings.TrimSpace(verb + " " + kind + " " + name)
-	w.mu.Lock()
-	w.calls = append(w.calls, call)
-	before := w.before
-	w.mu.Unlock()
-	if before != nil {
-		if err := before(call); err != nil {
-			return err
-		}
-	}
-	return do()
-}
-
-func (w *world) took() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	calls := strings.Join(w.calls, "; ")
-	w.calls = nil
-	return calls
 }
 
 // renew creates or renews a Lease of 15 s. The fake API checks no uids.
@@ -127,9 +71,7 @@ func (w *world) renew(id agree.ServerID, reported bool) {
 	} else {
 		err = w.client.Update(w.t.Context(), lease)
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 }
 
 func (w *world) setReports(name string, servers ...agree.ServerID) {
@@ -150,9 +92,7 @@ func (w *world) setReports(name string, servers ...agree.ServerID) {
 	} else {
 		err = w.client.Status().Update(w.t.Context(), sv)
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 }
 
 // servers returns the servers that report, and the agreement; "none" if there is no StorageVersion.
@@ -204,5 +144,12 @@ func eventually(t *testing.T, what string, condition func() bool) {
 		func(context.Context) (bool, error) { return condition(), nil })
 	if err != nil {
 		t.Fatalf("never: %s", what)
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

@@ -41,9 +41,7 @@ func (w *world) renewStock(name string, edit ...func(*coordinationv1.Lease)) {
 	} else {
 		err = w.client.Update(w.t.Context(), lease)
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
 }
 
 // observe lets time pass, with an observation every 10 s; before every one server a
@@ -76,9 +74,7 @@ func TestStockServer(t *testing.T) {
 	w.observe(2*time.Hour, func() { w.renewStock(stock) })
 	w.expectServers("core.secrets", "a,"+stock+"=")
 	sv := &v1alpha1.StorageVersion{}
-	if err := w.client.Get(t.Context(), client.ObjectKey{Name: "core.secrets"}, sv); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.Get(t.Context(), client.ObjectKey{Name: "core.secrets"}, sv))
 	if c := sv.Status.Conditions[0]; c.Status != v1alpha1.ConditionFalse || !strings.Contains(c.Message, stock+" (kube-apiserver without Concord") ||
 		!strings.Contains(c.Message, "kubectl delete lease -n kube-system "+stock) {
 		t.Errorf("the condition is %+v", c)
@@ -106,9 +102,7 @@ func TestStockServerGoes(t *testing.T) {
 	w.setReports("core.secrets", "a")
 	w.pass(1, true, "a")
 	w.expectServers("core.secrets", "a,"+stock+"=")
-	if err := w.client.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: stock}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: stock}}))
 	w.pass(1, true, "a")
 	w.expectServers("core.secrets", "a=v1")
 }

@@ -129,21 +129,21 @@ func TestQuiet(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a" + n37)
 	w.step()
-	if got, want := w.took(), "list LeaseList; get ClusterVersion; create ClusterVersion; update status ClusterVersion"; got != want {
+	if got, want := w.Took(), "list LeaseList; get ClusterVersion; create ClusterVersion; update status ClusterVersion"; got != want {
 		t.Errorf("first look: %s", got)
 	}
 	w.step()
-	if got, want := w.took(), "list LeaseList"; got != want {
+	if got, want := w.Took(), "list LeaseList"; got != want {
 		t.Errorf("second look: %s", got)
 	}
-	w.quietly(func() error { return w.client.Delete(context.Background(), w.cluster()) })
+	must(t, w.Raw.Delete(context.Background(), w.cluster()))
 	w.clock.Step(resync)
 	w.step()
 	w.expectStatus("1 1.37..1.37" + alike + within)
-	w.took()
+	w.Took()
 	w.clock.Step(resync)
 	w.step()
-	if got, want := w.took(), "list LeaseList; get ClusterVersion"; got != want {
+	if got, want := w.Took(), "list LeaseList; get ClusterVersion"; got != want {
 		t.Errorf("later look: %s", got)
 	}
 	w.expectEvents()
@@ -171,7 +171,7 @@ func TestTwoLeaders(t *testing.T) {
 	w.servers("a"+n36, "b"+n37)
 	other := w.newController()
 	raced := false
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "update status ClusterVersion" && !raced {
 			raced = true
 			return other.Step(context.Background())
@@ -207,9 +207,9 @@ func TestFailures(t *testing.T) {
 					return nil
 				}
 				if lost {
-					w.after = fail
+					w.After = fail
 				} else {
-					w.before = fail
+					w.Before = fail
 				}
 				for range 20 {
 					w.clock.Step(time.Second)
@@ -222,9 +222,9 @@ func TestFailures(t *testing.T) {
 				}
 				w.expectStatus("2 1.35..1.37" + differ + out)
 				w.expectEvents(began, refused)
-				w.took()
+				w.Took()
 				w.step()
-				if got := w.took(); got != "list LeaseList" {
+				if got := w.Took(); got != "list LeaseList" {
 					t.Errorf("afterwards: %s", got)
 				}
 			})
@@ -237,7 +237,7 @@ func TestRun(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a" + n36)
 	var looks atomic.Int32
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "list LeaseList" && looks.Add(1) == 1 {
 			return errBroken
 		}
@@ -252,7 +252,7 @@ func TestRun(t *testing.T) {
 		if err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 			w.clock.Step(interval)
 			cluster := &versionv1alpha1.ClusterVersion{}
-			err := w.client.Get(ctx, clientKey, cluster)
+			err := w.Raw.Get(ctx, clientKey, cluster)
 			return err == nil && cluster.Status.NewestEmulation == want, nil
 		}); err != nil {
 			t.Fatalf("never shows %s", want)
@@ -266,7 +266,7 @@ func TestRun(t *testing.T) {
 func TestDefaults(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a" + n37)
-	if err := New(Config{Client: w.client}).Step(t.Context()); err != nil {
+	if err := New(Config{Client: w.API}).Step(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,136 +15,68 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/concord-dev/concord/api/storageversion"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
+	"github.com/concord-dev/concord/testbed/fakeapi"
 )
 
 var errBroken = errors.New("connection refused")
 
 // world is an API with one controller; the calls that go over the wire are recorded and can fail.
 type world struct {
-	t      *testing.T
-	client client.WithWatch
-	clock  *clocktesting.FakeClock
-	c      *Controller
-
-	mu    sync.Mutex
-	calls []string
-	// before runs before a call, after when it was carried out; their error is the answer.
-	before, after func(call string) error
+	*fakeapi.API
+	t     *testing.T
+	clock *clocktesting.FakeClock
+	c     *Controller
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))}
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, versionv1alpha1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w.client = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&versionv1alpha1.ClusterVersion{}).
-		WithInterceptorFuncs(interceptor.Funcs{
-			List: func(ctx context.Context, c client.WithWatch, o client.ObjectList, opts ...client.ListOption) error {
-				return w.call("list", o, func() error { return c.List(ctx, o, opts...) })
-			},
-			Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-				return w.call("get", o, func() error { return c.Get(ctx, key, o, opts...) })
-			},
-			Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
-				return w.call("create", o, func() error { return c.Create(ctx, o, opts...) })
-			},
-			SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
-				return w.call("update "+sub, o, func() error { return c.SubResource(sub).Update(ctx, o, opts...) })
-			},
-		}).Build()
+	w.API = fakeapi.New(t, fakeapi.Config{
+		Types:    []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, versionv1alpha1.AddToScheme},
+		Statuses: []client.Object{&versionv1alpha1.ClusterVersion{}}, Unnamed: true, Ignored: []string{"update", "delete"},
+	})
 	w.c = w.newController()
 	return w
 }
 
 func (w *world) newController() *Controller {
 	w.t.Helper()
-	return New(Config{Client: w.client, Clock: w.clock, Instance: "concord-a", Metrics: NewMetrics()})
-}
-
-func (w *world) call(verb string, o any, do func() error) error {
-	_, kind, _ := strings.Cut(fmt.Sprintf("%T", o), ".")
-	call := verb + " " + kind
-	w.mu.Lock()
-	w.calls = append(w.calls, call)
-	before, after := w.before, w.after
-	w.mu.Unlock()
-	if before != nil {
-		if err := before(call); err != nil {
-			return err
-		}
-	}
-	err := do()
-	if after != nil {
-		if lost := after(call); lost != nil {
-			return lost
-		}
-	}
-	return err
-}
-
-// quietly runs without recording or failing.
-func (w *world) quietly(do func() error) {
-	w.t.Helper()
-	w.mu.Lock()
-	calls, before, after := w.calls, w.before, w.after
-	w.before, w.after = nil, nil
-	w.mu.Unlock()
-	err := do()
-	w.mu.Lock()
-	w.calls, w.before, w.after = calls, before, after
-	w.mu.Unlock()
-	if err != nil {
-		w.t.Fatal(err)
-	}
-}
-
-// took returns the calls since the last took.
-func (w *world) took() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	calls := strings.Join(w.calls, "; ")
-	w.calls = nil
-	return calls
+	return New(Config{Client: w.API, Clock: w.clock, Instance: "concord-a", Metrics: NewMetrics()})
 }
 
 // servers replaces all identity Leases; each server is "id=binary/emulation/min".
 func (w *world) servers(servers ...string) {
 	w.t.Helper()
-	w.quietly(func() error {
-		ctx := context.Background()
-		if err := w.client.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(storageversion.IdentityNamespace)); err != nil {
-			return err
-		}
-		for _, s := range servers {
-			id, versions, _ := strings.Cut(s, "=")
-			lease := &coordinationv1.Lease{}
-			lease.Name, lease.Namespace = id, storageversion.IdentityNamespace
-			lease.Labels = map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}
-			if v := strings.Split(versions, "/"); len(v) == 3 {
-				lease.Annotations = map[string]string{
-					storageversion.BinaryVersionAnnotation:           v[0],
-					storageversion.EmulationVersionAnnotation:        v[1],
-					storageversion.MinCompatibilityVersionAnnotation: v[2],
-				}
-			}
-			if err := w.client.Create(ctx, lease); err != nil {
-				return err
+	ctx := context.Background()
+	must(w.t, w.Raw.DeleteAllOf(ctx, &coordinationv1.Lease{}, client.InNamespace(storageversion.IdentityNamespace)))
+	for _, s := range servers {
+		id, versions, _ := strings.Cut(s, "=")
+		lease := &coordinationv1.Lease{}
+		lease.Name, lease.Namespace = id, storageversion.IdentityNamespace
+		lease.Labels = map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}
+		if v := strings.Split(versions, "/"); len(v) == 3 {
+			lease.Annotations = map[string]string{
+				storageversion.BinaryVersionAnnotation:           v[0],
+				storageversion.EmulationVersionAnnotation:        v[1],
+				storageversion.MinCompatibilityVersionAnnotation: v[2],
 			}
 		}
-		// A Lease of somebody else, as the elected controllers have one.
-		other := &coordinationv1.Lease{}
-		other.Name, other.Namespace = "concord-controllers", storageversion.IdentityNamespace
-		return w.client.Create(ctx, other)
-	})
+		must(w.t, w.Raw.Create(ctx, lease))
+	}
+	// A Lease of somebody else, as the elected controllers have one.
+	other := &coordinationv1.Lease{}
+	other.Name, other.Namespace = "concord-controllers", storageversion.IdentityNamespace
+	must(w.t, w.Raw.Create(ctx, other))
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // step lets a second pass and looks.
@@ -160,9 +91,7 @@ func (w *world) step() {
 func (w *world) cluster() *versionv1alpha1.ClusterVersion {
 	w.t.Helper()
 	cluster := &versionv1alpha1.ClusterVersion{}
-	w.quietly(func() error {
-		return w.client.Get(context.Background(), client.ObjectKey{Name: versionv1alpha1.ClusterVersionName}, cluster)
-	})
+	must(w.t, w.Raw.Get(context.Background(), client.ObjectKey{Name: versionv1alpha1.ClusterVersionName}, cluster))
 	return cluster
 }
 
@@ -190,7 +119,7 @@ func (w *world) expectStatus(want string) {
 func (w *world) events() []corev1.Event {
 	w.t.Helper()
 	var events corev1.EventList
-	w.quietly(func() error { return w.client.List(context.Background(), &events, client.InNamespace("default")) })
+	must(w.t, w.Raw.List(context.Background(), &events, client.InNamespace("default")))
 	slices.SortFunc(events.Items, func(a, b corev1.Event) int { return strings.Compare(a.Name, b.Name) })
 	return events.Items
 }

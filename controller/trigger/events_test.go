@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -74,8 +73,7 @@ func TestHeartbeatCosts(t *testing.T) {
 	w.settle(c)
 	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
 	w.settle(c)
-	result, err := c.Step(context.Background(), cronJobs)
-	w.must(err)
+	result := w.step(c)
 	if want := evolve.UntilBeat(cronJobs, w.clock.Now()); result.After != want || len(result.Done) > 0 {
 		t.Errorf("done %v, looks again after %s, want %s", result.Done, result.After, want)
 	}
@@ -83,14 +81,14 @@ func TestHeartbeatCosts(t *testing.T) {
 	r := watching(t, c)
 	r.drain()
 	w.clock.Step(evolve.UntilBeat(cronJobs, w.clock.Now()))
-	w.mu.Lock()
-	w.calls = nil
-	w.mu.Unlock()
+	w.Mu.Lock()
+	w.Calls = nil
+	w.Mu.Unlock()
 	r.one(context.Background(), cronJobs)
-	w.mu.Lock()
-	calls := slices.Clone(w.calls)
-	w.mu.Unlock()
-	expect(t, calls, "get StorageState", "get StorageVersion", "get CustomResourceDefinition", "status StorageState")
+	w.Mu.Lock()
+	calls := slices.Clone(w.Calls)
+	w.Mu.Unlock()
+	expect(t, calls, "get StorageState", "get StorageVersion", "get CustomResourceDefinition", "update status StorageState")
 	if after := w.state().Status.LastHeartbeatTime; !before.Before(&after) {
 		t.Fatalf("no heartbeat: it was %s and is %s", before, after)
 	}
@@ -154,10 +152,11 @@ func TestStartedDuringTheLook(t *testing.T) {
 	w.lease("apiserver-1", false)
 	r := newRun(c)
 	defer r.queue.ShutDown()
-	w.listed = func(list string) {
-		if strings.HasSuffix(list, "LeaseList") {
+	w.After = func(call string) error {
+		if call == "list LeaseList" {
 			r.serverChanged()
 		}
+		return nil
 	}
 	r.queue.Add(cronJobs)
 	gr, _ := r.queue.Get()
@@ -185,7 +184,7 @@ func TestUnservedIsUnknown(t *testing.T) {
 				w.must(w.client.Delete(context.Background(), sv, client.Preconditions{UID: &sv.UID}))
 			}
 			was, migrations := w.state(), len(w.migrations())
-			w.before = func(call string) error {
+			w.Before = func(call string) error {
 				if call != "get "+kind {
 					return nil
 				}
@@ -217,9 +216,7 @@ func TestDeletedState(t *testing.T) {
 	cached := newController(c.cfg)
 	cached.cached = lagging.of
 	for range 3 {
-		if _, err := cached.Step(context.Background(), cronJobs); err != nil {
-			t.Fatal(err)
-		}
+		w.step(cached)
 	}
 	if w.state() != nil || len(w.migrations()) > 0 {
 		t.Fatalf("state %v, migrations %v", w.state(), w.migrations())

@@ -16,7 +16,7 @@ func (w *world) fail(reason string, ahead time.Duration) {
 	w.t.Helper()
 	m := w.migrations()[0]
 	migrationv1alpha1.SetCondition(&m, migrationv1alpha1.MigrationFailed, reason, "", metav1.NewTime(w.clock.Now().Add(ahead)))
-	w.quietly(func() { w.must(w.client.Status().Update(w.t.Context(), &m)) })
+	w.Quietly(func() { w.must(w.client.Status().Update(w.t.Context(), &m)) })
 }
 
 // attempt is the name of the only migration after everything was done that is due.

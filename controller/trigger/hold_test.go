@@ -20,7 +20,7 @@ import (
 func (w *world) changeCRD(change func(*apiextensionsv1.CustomResourceDefinition)) *apiextensionsv1.CustomResourceDefinition {
 	w.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
-	w.quietly(func() {
+	w.Quietly(func() {
 		w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
 		if change != nil {
 			change(crd)
@@ -75,7 +75,7 @@ func TestRememberedBeforeLowered(t *testing.T) {
 	w.settle(c)
 	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
 	lowered := false
-	w.before = func(string) error {
+	w.Before = func(string) error {
 		state := w.state()
 		if slices.Equal(migrationv1alpha1.ViewState(state).Stored, []agree.Encoding{v1}) {
 			lowered = true
@@ -125,7 +125,7 @@ func TestPolicyAskedAgain(t *testing.T) {
 	w.settle(c)
 	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
 	reads := 0
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		switch call {
 		case "get StorageState": // a look begins
 			reads = 0
@@ -148,7 +148,7 @@ func TestPolicyAskedAgain(t *testing.T) {
 	if got := w.changeCRD(nil).Status.StoredVersions; !slices.Equal(got, []string{"v1", "v2"}) {
 		t.Errorf("storedVersions are %v", got)
 	}
-	w.before = nil
+	w.Before = nil
 	w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Annotations = nil })
 	w.settle(c)
 	if got := w.changeCRD(nil).Status.StoredVersions; !slices.Equal(got, []string{"v2"}) {

@@ -35,11 +35,11 @@ func TestKeep(t *testing.T) {
 
 	prune()
 	touched := false
-	w.before = func(call string) error {
-		if call == "status CustomResourceDefinition" && !touched {
+	w.Before = func(call string) error {
+		if call == "update status CustomResourceDefinition" && !touched {
 			touched = true
 			prune() // the definition is not as it was read
-			w.quietly(func() {
+			w.Quietly(func() {
 				crd := &apiextensionsv1.CustomResourceDefinition{}
 				w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
 				crd.Labels = map[string]string{"touched": "true"}
@@ -49,7 +49,7 @@ func TestKeep(t *testing.T) {
 		return nil
 	}
 	_, err := c.Step(context.Background(), cronJobs)
-	w.before = nil
+	w.Before = nil
 	if !touched || !changed(err) {
 		t.Errorf("touched %v, error %v", touched, err)
 	}
@@ -91,14 +91,14 @@ func TestKeepUnknown(t *testing.T) {
 func (w *world) storedVersions() []string {
 	w.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
-	w.quietly(func() { w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd)) })
+	w.Quietly(func() { w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd)) })
 	return crd.Status.StoredVersions
 }
 
 // prune sets the definition's storedVersions, as another migrator does.
 func (w *world) prune(to ...string) {
 	w.t.Helper()
-	w.quietly(func() {
+	w.Quietly(func() {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
 		crd.Status.StoredVersions = to

@@ -46,8 +46,8 @@ func TestLastLook(t *testing.T) {
 			t.Errorf("%s: storedVersions are %v, after %d last looks; want %v, %d", when, got, looks, stored, want)
 		}
 	}
-	w.before = func(call string) error {
-		if strings.HasPrefix(call, "status CustomResource") {
+	w.Before = func(call string) error {
+		if strings.HasPrefix(call, "update status CustomResource") {
 			return apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("guarded"))
 		}
 		return nil
@@ -59,7 +59,7 @@ func TestLastLook(t *testing.T) {
 	if w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] == "" {
 		t.Error("it is not told that it is refused")
 	}
-	w.before = nil
+	w.Before = nil
 	one()
 	is("the last look has failed", 1, "v1", "v2")
 	answer = nil
@@ -74,15 +74,15 @@ func TestLastLookWithoutDryRuns(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	refused := false
 	c.cfg.LastLook = func(context.Context, schema.GroupResource, evolve.Target) error {
-		w.before = nil
+		w.Before = nil
 		return nil
 	}
 	w.crd("v2", "v1", "v2")
 	w.report(v2)
 	w.settle(c)
 	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
-	w.before = func(call string) error {
-		if strings.HasPrefix(call, "status CustomResource") {
+	w.Before = func(call string) error {
+		if strings.HasPrefix(call, "update status CustomResource") {
 			refused = true
 			return apierrors.NewBadRequest("admission webhook \"w\" does not support dry run")
 		}

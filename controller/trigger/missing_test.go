@@ -32,8 +32,7 @@ func TestNobodyKnows(t *testing.T) {
 	m.Name = "away"
 	w.must(w.client.Create(context.Background(), m))
 	for range 3 {
-		result, err := c.Step(context.Background(), cronJobs)
-		w.must(err)
+		result := w.step(c)
 		w.clock.Step(result.After)
 	}
 	got := w.migrations()[0]

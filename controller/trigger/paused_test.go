@@ -16,7 +16,7 @@ func TestPausedStaysPaused(t *testing.T) {
 	w.report(v1)
 	w.settle(c)
 	begun := w.migrations()[0]
-	w.quietly(func() {
+	w.Quietly(func() {
 		begun.Annotations[migrationv1alpha1.ClaimedByAnnotation] = "apiserver-a"
 		begun.Spec.Paused = true
 		w.must(w.client.Update(context.Background(), &begun))

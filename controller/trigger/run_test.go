@@ -102,7 +102,7 @@ func TestTellsOnce(t *testing.T) {
 	var told []string
 	c.cfg.Logger = funcr.New(func(_, args string) { told = append(told, args) }, funcr.Options{})
 	why := "the server could not find the requested resource"
-	w.before = func(call string) error { return errors.New(why) }
+	w.Before = func(call string) error { return errors.New(why) }
 	r := newRun(c)
 	look := func(want int) {
 		t.Helper()

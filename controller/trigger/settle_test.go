@@ -79,11 +79,9 @@ func TestSettlesBeforeUsersMigrations(t *testing.T) {
 	w.settle(c)
 	w.user("other")
 	w.report(v1)
-	result, err := c.Step(t.Context(), cronJobs)
-	w.must(err)
+	result := w.step(c)
 	for result.Again {
-		result, err = c.Step(t.Context(), cronJobs)
-		w.must(err)
+		result = w.step(c)
 	}
 	if result.After > settle || result.After <= 0 {
 		t.Errorf("looks again after %s", result.After)

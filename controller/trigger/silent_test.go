@@ -23,7 +23,7 @@ const stock = "apiserver-kkqhvpzxapvqo7nmmyypiqz3ie"
 func (w *world) reportBeside(silent ...agree.ServerID) {
 	w.t.Helper()
 	w.report(append(slices.Repeat([]agree.Encoding{agree.Unknown}, min(len(silent), 1)), v1)...) // the epoch
-	w.quietly(func() {
+	w.Quietly(func() {
 		sv := &apiserverinternalv1alpha1.StorageVersion{}
 		w.must(w.client.Get(context.Background(), client.ObjectKey{Name: storageversion.Name(cronJobs)}, sv))
 		why := map[agree.ServerID]agree.Silence{}
@@ -41,7 +41,7 @@ func (w *world) stock(name string) {
 	w.t.Helper()
 	lease := w.lease(name, false)
 	lease.Annotations, lease.Spec.LeaseDurationSeconds = nil, ptr.To[int32](3600)
-	w.quietly(func() { w.must(w.client.Update(context.Background(), lease)) })
+	w.Quietly(func() { w.must(w.client.Update(context.Background(), lease)) })
 }
 
 func (w *world) user(name string) {
@@ -50,7 +50,7 @@ func (w *world) user(name string) {
 		Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: "v1", Resource: cronJobs.Resource},
 	}}
 	m.Name = name
-	w.quietly(func() { w.must(w.client.Create(context.Background(), m)) })
+	w.Quietly(func() { w.must(w.client.Create(context.Background(), m)) })
 }
 
 // waits returns what the only migration says that it waits for, and the number of events
@@ -58,7 +58,7 @@ func (w *world) user(name string) {
 func (w *world) waits() (string, int) {
 	w.t.Helper()
 	var events corev1.EventList
-	w.quietly(func() { w.must(w.client.List(context.Background(), &events)) })
+	w.Quietly(func() { w.must(w.client.List(context.Background(), &events)) })
 	n := 0
 	for _, e := range events.Items {
 		if e.Reason == migrationv1alpha1.ReasonWaitingForAgreement && e.InvolvedObject.Name == "mine" {

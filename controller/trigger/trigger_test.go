@@ -87,18 +87,14 @@ func TestLife(t *testing.T) {
 func TestOrder(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
-	w.calls = nil
-	if _, err := c.Step(context.Background(), cronJobs); err != nil {
-		t.Fatal(err)
-	}
-	expect(t, w.calls,
+	w.Calls = nil
+	w.step(c)
+	expect(t, w.Calls,
 		"get StorageState", "get StorageVersion", "list StorageVersionMigrationList", "get CustomResourceDefinition",
-		"create StorageState", "status StorageState")
-	w.calls = nil
-	if _, err := c.Step(context.Background(), cronJobs); err != nil {
-		t.Fatal(err)
-	}
-	expect(t, w.calls,
+		"create StorageState", "update status StorageState")
+	w.Calls = nil
+	w.step(c)
+	expect(t, w.Calls,
 		"get StorageState", "get StorageVersion", "list StorageVersionMigrationList", "get CustomResourceDefinition",
 		"list LeaseList", "create StorageVersionMigration")
 }
@@ -110,17 +106,17 @@ func TestConflict(t *testing.T) {
 	w.report(v1)
 	w.settle(c)
 	w.report(v2)
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call != "get StorageVersion" {
 			return nil
 		}
-		w.quietly(func() {
+		w.Quietly(func() {
 			state := w.state()
 			state.Status.PersistedEncodings = append(state.Status.PersistedEncodings, "batch.example.com/v3")
 			state.Status.PersistedStorageVersionHashes = append(state.Status.PersistedStorageVersionHashes, hash("batch.example.com/v3"))
 			w.must(w.client.Status().Update(context.Background(), state))
 		})
-		w.before = nil
+		w.Before = nil
 		return nil
 	}
 	if _, err := c.Step(context.Background(), cronJobs); !apierrors.IsConflict(err) {
@@ -136,8 +132,8 @@ func TestConflict(t *testing.T) {
 func TestCrashAfterCreate(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
-	w.before = func(call string) error {
-		if call == "status StorageState" {
+	w.Before = func(call string) error {
+		if call == "update status StorageState" {
 			return errors.New("the process is gone")
 		}
 		return nil
@@ -148,7 +144,7 @@ func TestCrashAfterCreate(t *testing.T) {
 	if len(w.migrations()) > 0 {
 		t.Fatal("a migration is made before the state is written")
 	}
-	w.before = nil
+	w.Before = nil
 	w.settle(c)
 	if got := migrationv1alpha1.ViewState(w.state()); got.Of != target(t, w, 1, v1).Ref || !got.Only(evolve.Unknown) {
 		t.Errorf("state %s", got)
@@ -173,10 +169,10 @@ func TestReadableCopyPromisesNothing(t *testing.T) {
 			t.Errorf("before %q: the status is of epoch %d, and the definition is %s", when, view.Of.Epoch, view.Definition)
 		}
 	}
-	w.before = func(call string) error { check(call); return nil }
+	w.Before = func(call string) error { check(call); return nil }
 	for _, encodings := range [][]agree.Encoding{{v1}, {v1, v2}, {v2}, {v1}} {
 		w.report(encodings...)
-		w.quietly(func() {
+		w.Quietly(func() {
 			sv := &apiserverinternalv1alpha1.StorageVersion{}
 			w.must(w.client.Get(t.Context(), client.ObjectKey{Name: storageversion.Name(cronJobs)}, sv))
 			sv.Annotations[storageversion.DefinitionAnnotation] = "u/" + sv.Annotations[storageversion.EpochAnnotation]
@@ -204,20 +200,18 @@ func TestDeleteIsConditional(t *testing.T) {
 	w.settle(c)
 	old := w.migrations()[0]
 	w.report(v1, v2)
-	if _, err := c.Step(context.Background(), cronJobs); err != nil { // the state
-		t.Fatal(err)
-	}
-	w.before = func(call string) error {
+	w.step(c) // the state
+	w.Before = func(call string) error {
 		if call != "delete StorageVersionMigration" {
 			return nil
 		}
-		w.quietly(func() {
+		w.Quietly(func() {
 			w.must(w.client.Delete(context.Background(), &old, client.Preconditions{UID: &old.UID}))
 			again := &migrationv1alpha1.StorageVersionMigration{Spec: old.Spec}
 			again.Name = old.Name
 			w.must(w.client.Create(context.Background(), again))
 		})
-		w.before = nil
+		w.Before = nil
 		return nil
 	}
 	if _, err := c.Step(context.Background(), cronJobs); !changed(err) {
@@ -279,12 +273,10 @@ func TestEndedMeanwhile(t *testing.T) {
 	w.settle(c)
 	made := w.migrations()[0].Name
 	w.report(v1, v2)
-	if _, err := c.Step(context.Background(), cronJobs); err != nil { // the state
-		t.Fatal(err)
-	}
-	w.before = func(call string) error {
+	w.step(c) // the state
+	w.Before = func(call string) error {
 		if call == "delete StorageVersionMigration" {
-			w.before = nil
+			w.Before = nil
 			w.end(made, migrationv1alpha1.MigrationFailed)
 		}
 		return nil
@@ -329,7 +321,7 @@ func TestPrune(t *testing.T) {
 		{"a server has come that does not report", func(w *world) { w.stock(stock) }, false},
 		{"upstream's code keeps a Lease beside a server's", func(w *world) { w.stock(storageversion.NewUpstreamIdentity()) }, true},
 		{"the CRD stores another version", func(w *world) {
-			w.quietly(func() {
+			w.Quietly(func() {
 				crd := &apiextensionsv1.CustomResourceDefinition{}
 				w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
 				crd.Spec.Versions[0].Storage, crd.Spec.Versions[1].Storage = true, false
@@ -343,11 +335,9 @@ func TestPrune(t *testing.T) {
 			w.report(v2)
 			w.settle(c)
 			w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
-			if _, err := c.Step(context.Background(), cronJobs); err != nil { // the stored set
-				t.Fatal(err)
-			}
+			w.step(c) // the stored set
 			reads := 0
-			w.before = func(call string) error {
+			w.Before = func(call string) error {
 				// The second reading of the StorageVersion in a look is the one for the prune.
 				if call == "get StorageVersion" {
 					if reads++; reads == 2 {
@@ -357,7 +347,7 @@ func TestPrune(t *testing.T) {
 				return nil
 			}
 			_, err := c.Step(context.Background(), cronJobs)
-			w.before = nil
+			w.Before = nil
 			if test.pruned != (err == nil) || err != nil && !changed(err) {
 				t.Errorf("error %v", err)
 			}
@@ -383,8 +373,8 @@ func TestPruneRefused(t *testing.T) {
 	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
 	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("denied by a guard"))
 	told := func() string { return w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] }
-	w.before = func(call string) error {
-		if call == "status CustomResourceDefinition" {
+	w.Before = func(call string) error {
+		if call == "update status CustomResourceDefinition" {
 			return refusal
 		}
 		return nil
@@ -395,7 +385,7 @@ func TestPruneRefused(t *testing.T) {
 	if got := told(); got != refusal.Error() {
 		t.Errorf("told is %q", got)
 	}
-	w.before = nil
+	w.Before = nil
 	if _, err := c.Step(t.Context(), cronJobs); err != nil || told() != "" {
 		t.Errorf("pruned: %v, told is %q", err, told())
 	}
@@ -418,7 +408,7 @@ func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 	w.clock.Step(evolve.UntilBeat(cronJobs, w.clock.Now()))
 	invalid := apierrors.NewInvalid(schema.GroupKind{Kind: "StorageVersionMigration"}, "a-user", nil)
 	updates := 0
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "update StorageVersionMigration" {
 			if updates++; updates == 1 {
 				return invalid
@@ -438,7 +428,7 @@ func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 		t.Errorf("no heartbeat since %s", before)
 	}
 	// The old migration cannot be deleted: no new one is made beside it.
-	w.before = nil
+	w.Before = nil
 	for _, m := range w.migrations() {
 		w.must(w.client.Delete(context.Background(), &m, client.Preconditions{UID: &m.UID}))
 	}
@@ -447,7 +437,7 @@ func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 	w.settle(c)
 	w.clock.Step(evolve.Backoff(10))
 	forbidden := apierrors.NewForbidden(schema.GroupResource{}, "", nil)
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "delete StorageVersionMigration" {
 			return forbidden
 		}
@@ -533,8 +523,7 @@ func TestWaitsForStartingServers(t *testing.T) {
 	w.lease("apiserver-0", true)
 	w.lease("apiserver-1", false)
 	w.settle(c)
-	result, err := c.Step(context.Background(), cronJobs)
-	w.must(err)
+	result := w.step(c)
 	if len(w.migrations()) > 0 || !result.Starting || result.After != 15*time.Second {
 		t.Fatalf("migrations %v, result %+v", w.migrations(), result)
 	}

@@ -18,7 +18,7 @@ func TestVersionNotServed(t *testing.T) {
 			Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: version, Resource: cronJobs.Resource},
 		}}
 		m.Name = "mine"
-		w.quietly(func() { w.must(w.client.Create(context.Background(), m)) })
+		w.Quietly(func() { w.must(w.client.Create(context.Background(), m)) })
 		w.settle(c)
 		for _, got := range w.migrations() {
 			if got.Name != "mine" {

@@ -3,8 +3,6 @@ package trigger
 import (
 	"context"
 	"fmt"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,18 +15,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/listwatch/replay"
+	"github.com/concord-dev/concord/testbed/fakeapi"
 )
 
 var cronJobs = schema.GroupResource{Group: "batch.example.com", Resource: "cronjobs"}
@@ -40,16 +35,10 @@ const (
 
 // world is a fake API that records calls, and lets a test step in before one.
 type world struct {
+	*fakeapi.API
 	t      *testing.T
-	client client.WithWatch
+	client client.WithWatch // the API
 	clock  *clocktesting.FakeClock
-	mu     sync.Mutex // guards the fields below, for the tests that run goroutines
-	calls  []string
-	// before is called with each call, "verb Kind"; an error is the call's answer.
-	before func(call string) error
-	// listed is called when a list has been read and before it is returned.
-	listed func(call string)
-	uids   int
 	// ended are the migrations that the trigger said it has ended, "name status".
 	ended []string
 }
@@ -57,121 +46,23 @@ type world struct {
 // newWorld returns the API and a Controller over it.
 func newWorld(t *testing.T, kinds Kinds) (*world, *Controller) {
 	t.Helper()
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, coordinationv1.AddToScheme, apiserverinternalv1alpha1.AddToScheme,
-		apiextensionsv1.AddToScheme, migrationv1alpha1.AddToScheme,
-	} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
 	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC))}
-	w.client = fake.NewClientBuilder().WithScheme(scheme).
-		WithStatusSubresource(&migrationv1alpha1.StorageState{}, &migrationv1alpha1.StorageVersionMigration{},
-			&apiserverinternalv1alpha1.StorageVersion{}, &apiextensionsv1.CustomResourceDefinition{}).
-		WithInterceptorFuncs(w.interceptors()).Build()
+	w.API = fakeapi.New(t, fakeapi.Config{
+		Types: []func(*runtime.Scheme) error{
+			corev1.AddToScheme, coordinationv1.AddToScheme, apiserverinternalv1alpha1.AddToScheme, apiextensionsv1.AddToScheme, migrationv1alpha1.AddToScheme,
+		},
+		Statuses: []client.Object{
+			&migrationv1alpha1.StorageState{}, &migrationv1alpha1.StorageVersionMigration{}, &apiserverinternalv1alpha1.StorageVersion{}, &apiextensionsv1.CustomResourceDefinition{},
+		},
+		Unnamed: true, Conditional: true, Clock: w.clock,
+	})
+	w.client = w.API
 	c := New(Config{Client: w.client, Kinds: kinds, Clock: w.clock, Instance: "apiserver-a", Ended: func(m *migrationv1alpha1.StorageVersionMigration, status string) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		w.Mu.Lock()
+		defer w.Mu.Unlock()
 		w.ended = append(w.ended, m.Name+" "+status)
 	}})
 	return w, c
-}
-
-func (w *world) call(verb string, obj runtime.Object) error {
-	call := verb + " " + strings.TrimPrefix(fmt.Sprintf("%T", obj), "*v1alpha1.")
-	call = strings.Replace(call, "*v1.", "", 1)
-	w.mu.Lock()
-	w.calls = append(w.calls, call)
-	before := w.before
-	w.mu.Unlock()
-	if before == nil {
-		return nil
-	}
-	return before(call)
-}
-
-// interceptors add what the fake lacks: uids, creation times and preconditions.
-func (w *world) interceptors() interceptor.Funcs {
-	return interceptor.Funcs{
-		Watch: replay.Watch,
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			if err := w.call("get", obj); err != nil {
-				return err
-			}
-			if strings.Contains(key.Name, "/") {
-				return fmt.Errorf("invalid resource name %q", key.Name) // as client-go does
-			}
-			return c.Get(ctx, key, obj, opts...)
-		},
-		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			if err := w.call("list", list); err != nil {
-				return err
-			}
-			err := c.List(ctx, list, opts...)
-			w.mu.Lock()
-			listed := w.listed
-			w.mu.Unlock()
-			if listed != nil {
-				listed(fmt.Sprintf("%T", list))
-			}
-			return err
-		},
-		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.CreateOption) error {
-			if err := w.call("create", obj); err != nil {
-				return err
-			}
-			w.mu.Lock()
-			w.uids++
-			obj.SetUID(types.UID(fmt.Sprintf("%08x-uid", w.uids)))
-			w.mu.Unlock()
-			obj.SetCreationTimestamp(metav1.NewTime(w.clock.Now()))
-			return c.Create(ctx, obj, opts...)
-		},
-		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			if err := w.call("update", obj); err != nil {
-				return err
-			}
-			return c.Update(ctx, obj, opts...)
-		},
-		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			if err := w.call(sub, obj); err != nil {
-				return err
-			}
-			return c.SubResource(sub).Update(ctx, obj, opts...)
-		},
-		Delete: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.DeleteOption) error {
-			if err := w.call("delete", obj); err != nil {
-				return err
-			}
-			var o client.DeleteOptions
-			o.ApplyOptions(opts)
-			if o.Preconditions == nil || o.Preconditions.UID == nil {
-				w.t.Errorf("%s %s is deleted without a uid precondition", obj.GetObjectKind(), obj.GetName())
-				return nil
-			}
-			stored := obj.DeepCopyObject().(client.Object)
-			if err := c.Get(ctx, client.ObjectKeyFromObject(obj), stored); err != nil {
-				return err
-			}
-			if stored.GetUID() != *o.Preconditions.UID {
-				return apierrors.NewConflict(schema.GroupResource{}, obj.GetName(), fmt.Errorf("another uid"))
-			}
-			if as := o.Preconditions.ResourceVersion; as != nil && stored.GetResourceVersion() != *as {
-				return apierrors.NewConflict(schema.GroupResource{}, obj.GetName(), fmt.Errorf("another resourceVersion"))
-			}
-			return c.Delete(ctx, obj, opts...)
-		},
-	}
-}
-
-// quietly runs without recording or stepping in.
-func (w *world) quietly(do func()) {
-	calls, before := w.calls, w.before
-	w.before = nil
-	do()
-	w.calls, w.before = calls, before
 }
 
 func (w *world) must(err error) {
@@ -184,7 +75,7 @@ func (w *world) must(err error) {
 // report writes the StorageVersion as servers do.
 func (w *world) report(encodings ...agree.Encoding) {
 	w.t.Helper()
-	w.quietly(func() {
+	w.Quietly(func() {
 		sv := &apiserverinternalv1alpha1.StorageVersion{}
 		sv.Name = storageversion.Name(cronJobs)
 		if err := w.client.Get(context.Background(), client.ObjectKeyFromObject(sv), sv); apierrors.IsNotFound(err) {
@@ -208,7 +99,7 @@ func (w *world) report(encodings ...agree.Encoding) {
 func (w *world) state() *migrationv1alpha1.StorageState {
 	w.t.Helper()
 	var state *migrationv1alpha1.StorageState
-	w.quietly(func() {
+	w.Quietly(func() {
 		var err error
 		state, err = get(context.Background(), w.client, migrationv1alpha1.StateName(cronJobs), &migrationv1alpha1.StorageState{})
 		w.must(err)
@@ -219,14 +110,14 @@ func (w *world) state() *migrationv1alpha1.StorageState {
 func (w *world) migrations() []migrationv1alpha1.StorageVersionMigration {
 	w.t.Helper()
 	var list migrationv1alpha1.StorageVersionMigrationList
-	w.quietly(func() { w.must(w.client.List(context.Background(), &list)) })
+	w.Quietly(func() { w.must(w.client.List(context.Background(), &list)) })
 	return list.Items
 }
 
 // end sets a condition on the migration, as a migrator does.
 func (w *world) end(name string, t migrationv1alpha1.MigrationConditionType) {
 	w.t.Helper()
-	w.quietly(func() {
+	w.Quietly(func() {
 		m := &migrationv1alpha1.StorageVersionMigration{}
 		w.must(w.client.Get(context.Background(), client.ObjectKey{Name: name}, m))
 		migrationv1alpha1.SetCondition(m, t, "Test", "", metav1.NewTime(w.clock.Now()))
@@ -243,7 +134,7 @@ func (w *world) crd(stores string, stored ...string) *apiextensionsv1.CustomReso
 	for _, v := range []string{"v1", "v2"} {
 		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: v, Storage: v == stores})
 	}
-	w.quietly(func() {
+	w.Quietly(func() {
 		w.must(w.client.Create(context.Background(), crd))
 		crd.Status.StoredVersions = stored
 		w.must(w.client.Status().Update(context.Background(), crd))
@@ -257,16 +148,23 @@ func (w *world) lease(name string, reported bool) *coordinationv1.Lease {
 	lease.Name, lease.Namespace = name, storageversion.IdentityNamespace
 	lease.Labels = map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}
 	lease.Annotations = map[string]string{storageversion.BinaryVersionAnnotation: "1.37", storageversion.ReportedAnnotation: fmt.Sprint(reported)}
-	w.quietly(func() { w.must(w.client.Create(context.Background(), lease)) })
+	w.Quietly(func() { w.must(w.client.Create(context.Background(), lease)) })
 	return lease
+}
+
+// step takes one that is to succeed.
+func (w *world) step(c *Controller) Result {
+	w.t.Helper()
+	result, err := c.Step(context.Background(), cronJobs)
+	w.must(err)
+	return result
 }
 
 // settle steps until there is nothing more to do and returns what was done.
 func (w *world) settle(c *Controller) (done []string) {
 	w.t.Helper()
 	for range 10 {
-		result, err := c.Step(context.Background(), cronJobs)
-		w.must(err)
+		result := w.step(c)
 		for _, a := range result.Done {
 			done = append(done, a.String())
 		}
@@ -291,7 +189,7 @@ func (k kinds) Kind(_ context.Context, gr schema.GroupResource) (string, error) 
 func uidOf(t *testing.T, w *world) string {
 	t.Helper()
 	sv := &apiserverinternalv1alpha1.StorageVersion{}
-	w.quietly(func() {
+	w.Quietly(func() {
 		w.must(w.client.Get(context.Background(), client.ObjectKey{Name: storageversion.Name(cronJobs)}, sv))
 	})
 	return string(sv.UID)
