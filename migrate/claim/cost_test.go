@@ -39,15 +39,15 @@ func eventually(t *testing.T, condition func() bool) {
 }
 
 func (w *world) called() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return slices.Clone(w.calls)
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
+	return slices.Clone(w.Calls)
 }
 
 func (w *world) uncall() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.calls = nil
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
+	w.Calls = nil
 }
 
 // calledUntil returns the calls up to the n-th of that name.
@@ -69,7 +69,7 @@ func TestRunsAtOnce(t *testing.T) {
 	w := newWorld(t)
 	runs(t, w)
 	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Name, m.UID = "first", "first-uid" })
-	const status = "status StorageVersionMigration"
+	const status = "update status StorageVersionMigration"
 	eventually(t, func() bool { return w.calledUntil(status, 2) != nil }) // Running and Succeeded
 	w.uncall()
 	w.migration(nil)
@@ -213,8 +213,7 @@ func TestJobNamesTheCRD(t *testing.T) {
 				}
 				return Result{}, nil
 			}
-			_, err := step(w)
-			w.must(err)
+			w.step()
 			if !slices.Equal(jobs, []CRD{test.want, test.want}) {
 				t.Errorf("jobs for %+v, want %+v, and again after the fence has moved", jobs, test.want)
 			}

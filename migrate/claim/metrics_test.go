@@ -86,9 +86,7 @@ func TestMetrics(t *testing.T) {
 			migrationv1alpha1.FailureTooLarge: 1, migrationv1alpha1.FailureRejected: 1,
 		}}}, nil
 	}
-	if _, err := step(w); err != nil {
-		t.Fatal(err)
-	}
+	w.step()
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed)
 	want(map[string]float64{
 		"storage_migrator_core_migrator_migrated_objects_total" + versioned:              8,
@@ -116,9 +114,7 @@ func TestSuperseded(t *testing.T) {
 			change(w)
 			return Result{}, ErrFenced
 		}
-		if _, err := step(w); err != nil {
-			t.Fatal(err)
-		}
+		w.step()
 		w.expectTrue(migrationv1alpha1.MigrationFailed, reason)
 		const ended = "storage_migrator_core_migrator_migrations_total resource=batch.example.com/v1, Resource=cronjobs status="
 		if got := values(); got[ended+"Aborted"] != 1 || got[ended+"Failed"] != 0 {

@@ -35,8 +35,7 @@ func TestWatchInterrupts(t *testing.T) {
 		w.c.ObserveStorageVersion(w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2}), false)
 		return untilInterrupted(ctx)
 	}
-	_, err := step(w)
-	w.must(err)
+	w.step()
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonAgreementLost)
 }
 
@@ -57,8 +56,7 @@ func TestStaleWatch(t *testing.T) {
 		w.c.ObserveStorageVersion(old, false)
 		return untilInterrupted(ctx)
 	}
-	_, err := step(w)
-	w.must(err)
+	w.step()
 	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 	if calls != 2 {
 		t.Errorf("%d rewrites, want the interrupted one and another", calls)
@@ -90,10 +88,8 @@ func TestTaken(t *testing.T) {
 				test.take(w)
 				return untilInterrupted(ctx)
 			}
-			_, err := step(w)
-			w.must(err)
-			var m *migrationv1alpha1.StorageVersionMigration
-			if m, err = w.c.get(context.Background(), "m"); err != nil || m != nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed).Reason != "Test" {
+			w.step()
+			if m, err := w.c.get(context.Background(), "m"); err != nil || m != nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed).Reason != "Test" {
 				t.Errorf("migration %+v, %v", m, err)
 			}
 		})
@@ -107,8 +103,7 @@ func TestTaken(t *testing.T) {
 			w.must(w.client.Update(context.Background(), m))
 			return Result{}, nil
 		}
-		_, err := step(w)
-		w.must(err)
+		w.step()
 		if m := w.read(); migrationv1alpha1.Final(m) || w.claimedBy() != other {
 			t.Errorf("migration %+v", m)
 		}
@@ -119,12 +114,12 @@ func TestProgress(t *testing.T) {
 	w := newWorld(t)
 	w.migration(nil)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
-		w.calls = nil
+		w.Calls = nil
 		for i := range int64(50) { // 10 s
 			w.clock.Step(200 * time.Millisecond)
 			progress(Progress{Total: 500, Done: 10 * (i + 1)})
 		}
-		writes := slices.DeleteFunc(slices.Clone(w.calls), func(c string) bool { return c != "status StorageVersionMigration" })
+		writes := slices.DeleteFunc(slices.Clone(w.Calls), func(c string) bool { return c != "update status StorageVersionMigration" })
 		if len(writes) != 3 {
 			t.Errorf("%d writes of progress in 10 s, want 3", len(writes))
 		}
@@ -134,8 +129,7 @@ func TestProgress(t *testing.T) {
 		}
 		return Result{Progress: Progress{Total: 500, Done: 500}}, nil
 	}
-	_, err := step(w)
-	w.must(err)
+	w.step()
 	if got := w.events(); !slices.Contains(got, "Normal Succeeded") {
 		t.Errorf("events %v", got)
 	}
@@ -173,7 +167,7 @@ func TestProgressWhileTheRewriterWaits(t *testing.T) {
 			return w.clock.Since(running.LastUpdateTime.Time) <= 5*time.Second && p != nil && p.Done == perSecond && p.ObjectsPerSecond <= perSecond/(second-4)
 		})
 	}
-	writes := slices.DeleteFunc(w.called(), func(c string) bool { return c != "status StorageVersionMigration" })
+	writes := slices.DeleteFunc(w.called(), func(c string) bool { return c != "update status StorageVersionMigration" })
 	if most := int(waited * time.Second / w.c.cfg.ProgressPeriod); len(writes) > most {
 		t.Errorf("%d writes in %d s, want at most %d", len(writes), waited, most)
 	}
@@ -219,8 +213,7 @@ func TestProgressConflict(t *testing.T) {
 		progress(Progress{Total: 2, Done: 1})
 		return Result{Progress: Progress{Total: 2, Done: 2}}, nil
 	}
-	_, err := step(w)
-	w.must(err)
+	w.step()
 	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 	if w.read().Labels["mine"] != "yes" {
 		t.Error("the label is lost")
@@ -232,9 +225,9 @@ func TestForbiddenProgress(t *testing.T) {
 	w := newWorld(t)
 	w.migration(nil)
 	set := func(err error) {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		w.broken = map[string]error{"status StorageVersionMigration": err}
+		w.Mu.Lock()
+		defer w.Mu.Unlock()
+		w.broken = map[string]error{"update status StorageVersionMigration": err}
 	}
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
 		set(apierrors.NewForbidden(schema.GroupResource{Resource: "storageversionmigrations"}, "m", errors.New("no right")))
@@ -245,10 +238,9 @@ func TestForbiddenProgress(t *testing.T) {
 		set(nil)
 		return Result{Progress: Progress{Total: 3, Done: 3}}, nil
 	}
-	_, err := step(w)
-	w.must(err)
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.step()
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
 	if log := w.log.String(); strings.Count(log, "no right") != 1 {
 		t.Errorf("it logged %s", log)
 	}

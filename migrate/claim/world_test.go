@@ -2,9 +2,7 @@ package claim
 
 import (
 	"context"
-	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,14 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/listwatch/replay"
+	"github.com/concord-dev/concord/testbed/fakeapi"
 )
 
 var cronJobs = schema.GroupResource{Group: "batch.example.com", Resource: "cronjobs"}
@@ -48,8 +44,9 @@ func (r rewriter) Rewrite(ctx context.Context, job Job, progress func(Progress))
 
 // world is a fake API that records calls, with two servers that agree on v1.
 type world struct {
+	*fakeapi.API
 	t       *testing.T
-	client  client.WithWatch
+	client  client.WithWatch // the API
 	clock   *clocktesting.FakeClock
 	c       *Controller
 	rewrite rewriter
@@ -57,30 +54,24 @@ type world struct {
 	api       rewriter
 	elsewhere string
 
-	mu     sync.Mutex // guards the fields below
+	// Mu guards the fields below.
 	log    strings.Builder
-	calls  []string
 	before func(call string)
 	broken map[string]error // the errors that calls are answered with, instead of being made
 }
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{
-		corev1.AddToScheme, coordinationv1.AddToScheme, apiserverinternalv1alpha1.AddToScheme,
-		apiextensionsv1.AddToScheme, migrationv1alpha1.AddToScheme,
-	} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
 	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC))}
-	w.client = fake.NewClientBuilder().WithScheme(scheme).
-		WithStatusSubresource(&migrationv1alpha1.StorageVersionMigration{}, &apiserverinternalv1alpha1.StorageVersion{}).
-		WithInterceptorFuncs(w.interceptors()).Build()
+	w.API = fakeapi.New(t, fakeapi.Config{
+		Types: []func(*runtime.Scheme) error{
+			corev1.AddToScheme, coordinationv1.AddToScheme, apiserverinternalv1alpha1.AddToScheme, apiextensionsv1.AddToScheme, migrationv1alpha1.AddToScheme,
+		},
+		Statuses: []client.Object{&migrationv1alpha1.StorageVersionMigration{}, &apiserverinternalv1alpha1.StorageVersion{}}, Unnamed: true, Ignored: []string{"create", "delete"},
+	})
+	w.Before, w.client = w.answer, w.API
 	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
-		if err := w.call("rewrite", nil); err != nil {
+		if err := w.Note("rewrite"); err != nil {
 			return Result{}, err
 		}
 		return Result{Progress: Progress{Total: 3, Done: 3}}, nil
@@ -105,60 +96,26 @@ func newWorld(t *testing.T) *world {
 }
 
 func (w *world) logged(_, args string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
 	w.log.WriteString(args + "\n")
 }
 
-func (w *world) call(verb string, obj runtime.Object) error {
-	call := verb
-	if obj != nil {
-		call += " " + strings.NewReplacer("*v1alpha1.", "", "*v1.", "").Replace(fmt.Sprintf("%T", obj))
-	}
-	w.mu.Lock()
-	w.calls = append(w.calls, call)
+// answer is what the API answers, instead of making a call.
+func (w *world) answer(call string) error {
+	w.Mu.Lock()
 	before, err := w.before, w.broken[call]
-	w.mu.Unlock()
+	w.Mu.Unlock()
 	if before != nil {
 		before(call)
 	}
 	return err
 }
 
-func (w *world) interceptors() interceptor.Funcs {
-	return interceptor.Funcs{
-		Watch: replay.Watch,
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-			if err := w.call("get", obj); err != nil {
-				return err
-			}
-			return c.Get(ctx, key, obj, opts...)
-		},
-		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
-			if err := w.call("list", list); err != nil {
-				return err
-			}
-			return c.List(ctx, list, opts...)
-		},
-		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
-			if err := w.call("update", obj); err != nil {
-				return err
-			}
-			return c.Update(ctx, obj, opts...)
-		},
-		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, obj client.Object, opts ...client.SubResourceUpdateOption) error {
-			if err := w.call(sub, obj); err != nil {
-				return err
-			}
-			return c.SubResource(sub).Update(ctx, obj, opts...)
-		},
-	}
-}
-
 // once does something just before the n-th call of that name.
 func (w *world) once(call string, n int, do func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	w.Mu.Lock()
+	defer w.Mu.Unlock()
 	w.before = func(c string) {
 		if c != call {
 			return
@@ -166,9 +123,9 @@ func (w *world) once(call string, n int, do func()) {
 		if n--; n > 0 {
 			return
 		}
-		w.mu.Lock()
+		w.Mu.Lock()
 		w.before = nil
-		w.mu.Unlock()
+		w.Mu.Unlock()
 		do()
 	}
 }
