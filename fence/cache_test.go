@@ -21,9 +21,7 @@ func countingWorld(t *testing.T) (*world, *watchStreams) {
 		Endpoints:   testEtcd.Endpoints(),
 		DialOptions: []grpc.DialOption{grpc.WithChainStreamInterceptor(streams.intercept)},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return newWorldWith(t, client, nil), streams
 }
@@ -32,9 +30,7 @@ func countingWorld(t *testing.T) (*world, *watchStreams) {
 func sizes(t *testing.T, s storage.Interface) map[string]string {
 	t.Helper()
 	list := newWidgetList(widgetsV2)
-	if err := s.GetList(t.Context(), "/example.com/widgets/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.GetList(t.Context(), "/example.com/widgets/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list))
 	found := map[string]string{}
 	for _, item := range list.Items {
 		if item.GroupVersionKind().GroupVersion() != widgetsV2 {
@@ -52,13 +48,9 @@ func TestCacheIsHandedOn(t *testing.T) {
 	w.permit(widgets, encV1)
 	before, destroyBefore := w.widgetStore(widgetsV2, widgetsV1, true)
 	key := "/example.com/widgets/w"
-	if err := before.Create(t.Context(), key, widget(widgetsV2, "w", "1"), nil, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, before.Create(t.Context(), key, widget(widgetsV2, "w", "1"), nil, 0))
 	watcher, err := before.Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{ResourceVersion: "0", Predicate: storage.Everything, Recursive: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer watcher.Stop()
 	seen := func() (watch.EventType, string) {
 		event := <-watcher.ResultChan()
@@ -86,9 +78,7 @@ func TestCacheIsHandedOn(t *testing.T) {
 		t.Errorf("%d caches watch etcd", n)
 	}
 	destroyBefore()
-	if err := after.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV2), false, nil, setSize("2"), nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, after.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV2), false, nil, setSize("2"), nil))
 	if what, size := seen(); what != watch.Modified || size != "2" {
 		t.Errorf("the watch from before saw %s of size %s", what, size)
 	}

@@ -111,16 +111,12 @@ func setSize(size string) storage.UpdateFunc {
 func (w *world) storedAs(name string) (apiVersion, size string) {
 	w.Helper()
 	resp, err := w.fence.client.Get(w.Context(), w.prefix+"/example.com/widgets/"+name)
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	if len(resp.Kvs) == 0 {
 		return "", ""
 	}
 	u := &unstructured.Unstructured{}
-	if err := u.UnmarshalJSON(resp.Kvs[0].Value); err != nil {
-		w.Fatal(err)
-	}
+	must(w, u.UnmarshalJSON(resp.Kvs[0].Value))
 	size, _, _ = unstructured.NestedString(u.Object, "spec", "size")
 	return u.GetAPIVersion(), size
 }

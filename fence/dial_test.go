@@ -29,9 +29,7 @@ func serveEtcd(t *testing.T, clients url.URL, tls transport.TLSInfo) string {
 	config := etcdtest.Config(t.TempDir(), clients)
 	config.ClientTLSInfo = tls
 	server, err := etcdtest.Start(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(server.Close)
 	return server.Clients[0].Addr().String()
 }
@@ -47,26 +45,14 @@ func dialOnce(t *testing.T, config storagebackend.TransportConfig, limit time.Du
 	return err
 }
 
-func TestDialUnixSocket(t *testing.T) {
-	socket := filepath.Join(t.TempDir(), "s")
-	serveEtcd(t, url.URL{Scheme: "unix", Path: socket}, transport.TLSInfo{})
-	if err := dialOnce(t, storagebackend.TransportConfig{ServerList: []string{"unix://" + socket}}, patience); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestDialTLS(t *testing.T) {
 	dir := t.TempDir()
 	files := func(name string) transport.TLSInfo {
 		certificate, key, err := cert.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		info := transport.TLSInfo{CertFile: filepath.Join(dir, name+".crt"), KeyFile: filepath.Join(dir, name+".key")}
 		for file, data := range map[string][]byte{info.CertFile: certificate, info.KeyFile: key} {
-			if err := os.WriteFile(file, data, 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must(t, os.WriteFile(file, data, 0o600))
 		}
 		return info
 	}
@@ -99,9 +85,7 @@ func TestDialTLS(t *testing.T) {
 func TestDialNotPermitted(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server := grpc.NewServer()
 	etcdserverpb.RegisterKVServer(server, notPermitted{})
 	t.Cleanup(server.Stop)

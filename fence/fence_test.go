@@ -218,9 +218,7 @@ func (w *world) report(gr schema.GroupResource, reports ...agree.Report) int64 {
 		w.Fatalf("writing StorageVersion %s: %v", name, err)
 	}
 	rev, err := strconv.ParseInt(out.ResourceVersion, 10, 64)
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	return rev
 }
 
@@ -238,9 +236,7 @@ func by(server agree.ServerID, enc agree.Encoding) agree.Report {
 func (w *world) stored(resourcePrefix string) string {
 	w.Helper()
 	resp, err := w.fence.client.Get(w.Context(), w.prefix+resourcePrefix+"/", clientv3.WithPrefix())
-	if err != nil {
-		w.Fatal(err)
-	}
+	must(w, err)
 	var all strings.Builder
 	for _, kv := range resp.Kvs {
 		fmt.Fprintf(&all, "%s@%d=%q\n", kv.Key, kv.ModRevision, kv.Value)
@@ -279,5 +275,12 @@ func eventually(t testing.TB, what string, done func() bool) {
 		func(context.Context) (bool, error) { return done(), nil })
 	if err != nil {
 		t.Fatalf("waited %s for %s", patience, what)
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

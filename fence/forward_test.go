@@ -26,9 +26,7 @@ func newFlip(t *testing.T, cached bool) *flip {
 	w := newWorld(t)
 	s, _ := w.widgetStore(widgetsV1, widgetsV1, cached)
 	w.permit(widgets, encV1)
-	if err := s.Create(t.Context(), "/example.com/widgets/existing", widget(widgetsV1, "existing", "s"), nil, 0); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Create(t.Context(), "/example.com/widgets/existing", widget(widgetsV1, "existing", "s"), nil, 0))
 	return &flip{world: w, old: s}
 }
 
@@ -109,12 +107,8 @@ func TestForwardWithoutTheCachedObject(t *testing.T) {
 	f.buildNew()
 	const key = "/example.com/widgets/existing"
 	cached := emptyWidget(widgetsV1)
-	if err := f.old.Get(t.Context(), key, storage.GetOptions{}, cached); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.old.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV1), false, nil, setSize("m"), nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, f.old.Get(t.Context(), key, storage.GetOptions{}, cached))
+	must(t, f.old.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV1), false, nil, setSize("m"), nil))
 	f.permit(widgets, encV2)
 	var seen []string
 	err := f.old.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV1), false, nil,

@@ -19,9 +19,7 @@ func TestCachesOfCustomResourcesAreBuiltWhenUsed(t *testing.T) {
 	key := "/example.com/widgets/w"
 	must := func(err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	must(v1.Create(t.Context(), key, widget(widgetsV1, "w", "1"), nil, 0))
 	got := emptyWidget(widgetsV1)

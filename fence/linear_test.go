@@ -234,9 +234,7 @@ func TestLinearizable(t *testing.T) {
 	from := l.report(widgets, by(self, encV1))
 	l.permits.grant(widgets, encV1, from)
 	w, err := first[0].Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{ResourceVersion: fmt.Sprint(from), Recursive: true, Predicate: storage.Everything})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer w.Stop()
 	var running sync.WaitGroup
 	for id := range clients {
@@ -289,9 +287,7 @@ func TestLinearizable(t *testing.T) {
 func (l *linearWorld) watched(w watch.Interface, from int64) int {
 	l.Helper()
 	end, err := testEtcd.Put(l.Context(), l.prefix+"/example.com/widgets/end", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"end"}}`)
-	if err != nil {
-		l.Fatal(err)
-	}
+	must(l, err)
 	var want, got []string
 	var changes []*clientv3.Event
 	ctx, cancel := context.WithTimeout(l.Context(), patience)

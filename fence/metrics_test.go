@@ -23,9 +23,7 @@ func TestMetrics(t *testing.T) {
 			},
 		} {
 			value, err := counter()
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			values[i] = value
 		}
 		return values
@@ -33,9 +31,7 @@ func TestMetrics(t *testing.T) {
 	before := read()
 	w, s := newConfigMaps(t)
 	w.report(configMaps, by(self, "v1"), by(other, "v1")) // one mismatch, tried again
-	if err := s.GuaranteedUpdate(t.Context(), "/configmaps/existing", &corev1.ConfigMap{}, false, nil, setData("a"), nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.GuaranteedUpdate(t.Context(), "/configmaps/existing", &corev1.ConfigMap{}, false, nil, setData("a"), nil))
 	w.report(configMaps, by(other, "v1")) // one mismatch, refused
 	wantUnavailable(t, writes["create"](w, s))
 	f := newFlip(t, false)

@@ -191,12 +191,8 @@ func TestConflictsStayConflicts(t *testing.T) {
 		t.Errorf("updating what does not exist: got %v, want NotFound", gone)
 	}
 	stale := &corev1.ConfigMap{}
-	if err := s.Get(t.Context(), "/configmaps/existing", storage.GetOptions{}, stale); err != nil {
-		t.Fatal(err)
-	}
-	if err := writes["update"](w, s); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Get(t.Context(), "/configmaps/existing", storage.GetOptions{}, stale))
+	must(t, writes["update"](w, s))
 	seen := []string{}
 	err := s.GuaranteedUpdate(t.Context(), "/configmaps/existing", &corev1.ConfigMap{}, false, nil,
 		storage.SimpleUpdate(func(in runtime.Object) (runtime.Object, error) {
@@ -228,19 +224,6 @@ func TestNoOpUpdateNeedsNoPermit(t *testing.T) {
 	}
 }
 
-func TestDeleteCarriesNoFence(t *testing.T) {
-	w, s := newConfigMaps(t)
-	w.report(configMaps, by(other, "v1"))
-	out := &corev1.ConfigMap{}
-	err := s.Delete(t.Context(), "/configmaps/existing", out, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{})
-	if err != nil {
-		t.Fatalf("delete without a report: %v", err)
-	}
-	if got := w.stored("/configmaps"); got != "" || out.Name != "existing" {
-		t.Errorf("still stored: %q, answered %q", got, out.Name)
-	}
-}
-
 func TestUnfenced(t *testing.T) {
 	w := newWorld(t)
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
@@ -257,9 +240,7 @@ func TestUnfenced(t *testing.T) {
 func TestEtcdLeaseIsKept(t *testing.T) {
 	w, s := newConfigMaps(t)
 	ttl := uint64(600)
-	if err := s.Create(t.Context(), "/configmaps/mortal", configMap("mortal", "x"), nil, ttl); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Create(t.Context(), "/configmaps/mortal", configMap("mortal", "x"), nil, ttl))
 	leaseOf := func() int64 {
 		resp, err := testEtcd.Get(t.Context(), w.prefix+"/configmaps/mortal")
 		if err != nil || len(resp.Kvs) != 1 {
@@ -277,9 +258,7 @@ func TestEtcdLeaseIsKept(t *testing.T) {
 			in.(*corev1.ConfigMap).Data = map[string]string{"data": "y"}
 			return in, &ttl, nil
 		}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if leaseOf() == 0 {
 		t.Error("the update lost the etcd lease")
 	}

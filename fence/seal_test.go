@@ -102,9 +102,7 @@ func TestStamp(t *testing.T) {
 		sealer := &rotating{}
 		sealer.rotate(seal)
 		stamped, err := stamping{sealer}.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, with, err := unstamp(stamped)
 		if err != nil || string(got) != "enc:"+seal+":text" || with != sealer.Current() {
 			t.Errorf("got %q sealed with %q, %v", got, with, err)

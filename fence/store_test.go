@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
@@ -23,13 +22,9 @@ import (
 // Reports are read where they are stored: under their own prefix and transformer.
 func TestEncryptedStorageVersions(t *testing.T) {
 	block, err := aes.NewCipher([]byte("0123456789abcdef"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	transformer, err := aestransformer.NewGCMTransformer(block)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w := newWorldWith(t, testEtcd, transformer)
 	s := w.configMaps(false)
 	w.permit(configMaps, "v1")
@@ -87,9 +82,7 @@ func TestConfigValidate(t *testing.T) {
 
 func TestCompactorEnds(t *testing.T) {
 	f, err := New(Config{Client: testEtcd, Permits: &permits{}, CompactionInterval: patience})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	f.Close()
 	f.Close()
 }
@@ -104,57 +97,6 @@ func (c *watchStreams) intercept(ctx context.Context, desc *grpc.StreamDesc, con
 		context.AfterFunc(stream.Context(), func() { c.open.Add(-1) })
 	}
 	return stream, err
-}
-
-// Each store watches on a stream of its own, which ends with the store; consistent
-// lists from the cache, which need progress on that stream, see all writes.
-func TestOneWatchStreamPerStore(t *testing.T) {
-	w, streams := countingWorld(t)
-	versions := []schema.GroupVersion{widgetsV1, widgetsV2, {Group: widgets.Group, Version: "v3"}}
-	stores := int32(len(versions))
-	var destroys []func()
-	for _, served := range versions {
-		s, destroy := w.widgetStore(served, widgetsV1, true)
-		destroys = append(destroys, destroy)
-		eventually(t, "the cache", func() bool { return s.ReadinessCheck() == nil })
-	}
-	eventually(t, "a watch stream per store", func() bool { return streams.open.Load() == stores })
-	cms := w.configMaps(true)
-	eventually(t, "the cache", func() bool { return cms.ReadinessCheck() == nil })
-	w.permit(configMaps, "v1")
-	for _, name := range []string{"a", "b", "c"} {
-		if err := cms.Create(t.Context(), "/configmaps/"+name, configMap(name, "x"), nil, 0); err != nil {
-			t.Fatal(err)
-		}
-		list := &corev1.ConfigMapList{}
-		err := cms.GetList(t.Context(), "/configmaps/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list)
-		if err != nil || len(list.Items) == 0 || list.Items[len(list.Items)-1].Name != name {
-			t.Errorf("list after creating %s: %v, %d items", name, err, len(list.Items))
-		}
-	}
-	if n := streams.open.Load(); n != stores+1 {
-		t.Errorf("%d watch streams for %d stores with a cache", n, stores+1)
-	}
-	for _, destroy := range destroys {
-		destroy()
-	}
-	eventually(t, "the streams of destroyed stores to end", func() bool { return streams.open.Load() == 1 })
-}
-
-func TestUnsafeDeletionOfCorruptObjects(t *testing.T) {
-	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
-	w, s := newConfigMaps(t)
-	if _, err := testEtcd.Put(t.Context(), w.prefix+"/configmaps/existing", "garbage"); err != nil {
-		t.Fatal(err)
-	}
-	err := s.Get(t.Context(), "/configmaps/existing", storage.GetOptions{}, &corev1.ConfigMap{})
-	if !storage.IsCorruptObject(err) {
-		t.Errorf("reading garbage: got %v, want a corrupt object", err)
-	}
-	err = s.Delete(t.Context(), "/configmaps/existing", &corev1.ConfigMap{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{ExpectTransformOrDecodeError: true})
-	if err != nil || w.stored("/configmaps") != "" {
-		t.Errorf("deleting garbage: %v, left %q", err, w.stored("/configmaps"))
-	}
 }
 
 // A value that does not decode keeps the watch cache from being filled: lists and watches are
@@ -177,9 +119,7 @@ func TestDamagedValueIsNamed(t *testing.T) {
 		t.Errorf("a watch is answered with %v", err)
 	}
 	err := s.Delete(t.Context(), "/configmaps/damaged", &corev1.ConfigMap{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{ExpectTransformOrDecodeError: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	eventually(t, "lists to be answered", func() bool { return list() == nil })
 	// Damage that was mended explains nothing that comes later.
 	if err := s.(*forwarder).Interface.(*explained).explain(apierrors.NewTooManyRequests("later", 1)); !apierrors.IsTooManyRequests(err) {
