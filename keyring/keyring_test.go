@@ -52,9 +52,7 @@ func encryptionYAML(entries ...string) string {
 
 func writeFile(t *testing.T, path, text string) {
 	t.Helper()
-	if err := errors.Join(os.WriteFile(path+".next", []byte(text), 0o600), os.Rename(path+".next", path)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.WriteFile(path+".next", []byte(text), 0o600), os.Rename(path+".next", path)))
 }
 
 func keysFrom(t *testing.T, text string) *Keys {
@@ -62,9 +60,7 @@ func keysFrom(t *testing.T, text string) *Keys {
 	path := filepath.Join(t.TempDir(), "encryption.yaml")
 	writeFile(t, path, text)
 	k, err := loadKeys(t.Context(), path, true, "test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return k
 }
 
@@ -129,9 +125,7 @@ func reloading(t *testing.T) (*Ring, string, Config) {
 	writeFile(t, path, encryptionYAML("secrets: aescbc a"))
 	c := Config{Path: path, Reload: true, Server: "test"}
 	r, err := New(t.Context(), c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return r, path, c
 }
 
@@ -149,9 +143,7 @@ func TestReload(t *testing.T) {
 	})
 	transformer := r.TransformerForResource(secretsResource)
 	sealed, err := transformer.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	refusal := errors.New("refused")
 	for _, step := range []struct {
 		text    string
@@ -184,9 +176,7 @@ func TestReload(t *testing.T) {
 		t.Error("a rewrite with the old key is possible")
 	}
 	pin, err := r.Pin(secretsResource, r.Keys().Writes(secretsResource))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if out, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); err != nil || !bytes.HasPrefix(out, []byte("k8s:enc:secretbox:v1:b:")) {
 		t.Errorf("got %q, %v", out, err)
 	}
@@ -198,15 +188,11 @@ func TestPinAcrossReload(t *testing.T) {
 	r := &Ring{}
 	r.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a")))
 	pin, err := r.Pin(secretsResource, r.Keys().Writes(secretsResource))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r.Keys().transformers = nil // a caller that asks it panics
 	r.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a", "configmaps: aescbc a")))
 	sealed, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if plain, stale, err := pin.TransformFromStorage(t.Context(), sealed, value.DefaultContext("k")); err != nil || stale || string(plain) != "text" {
 		t.Errorf("got %q, stale %v, %v", plain, stale, err)
 	}
@@ -305,5 +291,12 @@ func TestConfig(t *testing.T) {
 		if err := test.config.Validate(); (err != nil) != (test.want != "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: got %v", name, err)
 		}
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

@@ -47,9 +47,7 @@ func TestKMSKeys(t *testing.T) {
 	var plugins []*service.GRPCService
 	load := func(key string) *Keys {
 		dir, err := os.MkdirTemp("", "kms") // short enough for a socket
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 		plugin := service.NewGRPCService(filepath.Join(dir, "s"), 5*time.Second, &kms{key: key})
 		plugins = append(plugins, plugin)
@@ -67,9 +65,7 @@ func TestKMSKeys(t *testing.T) {
 	one, two := load("1"), load("2")
 	sealed := map[*Keys][]byte{}
 	for _, k := range []*Keys{one, two} {
-		if err := healthy(t.Context(), k); err != nil {
-			t.Fatal(err)
-		}
+		must(t, healthy(t.Context(), k))
 		if !k.probe(t.Context()) || k.probe(t.Context()) {
 			t.Error("the plugin's key is not told once")
 		}
@@ -95,9 +91,7 @@ func TestKMSKeys(t *testing.T) {
 	r := &Ring{}
 	r.current.Store(one)
 	second, err := r.Pin(secretsResource, two.Writes(secretsResource))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, stale, err := second.TransformFromStorage(t.Context(), sealed[one], value.DefaultContext("k")); err != nil || !stale {
 		t.Errorf("a value of the other key: stale %v, %v", stale, err)
 	}
@@ -114,9 +108,7 @@ func TestKMSKeys(t *testing.T) {
 		}
 		r.current.Store(k)
 		pin, err := r.Pin(secretsResource, k.Writes(secretsResource))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, _, err := pin.TransformFromStorage(t.Context(), sealedByOne, value.DefaultContext("k")); !errors.Is(err, migratestore.ErrKeysUnavailable) {
 			t.Errorf("%s: %v", name, err)
 		}

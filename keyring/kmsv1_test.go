@@ -47,23 +47,17 @@ func kmsV1YAML(socket string) string {
 func TestKMSv1(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, apiserverfeatures.KMSv1, true)
 	dir, err := os.MkdirTemp("", "kms") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	listener, err := net.Listen("unix", filepath.Join(dir, "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	plugin := grpc.NewServer()
 	kmsv1.RegisterKeyManagementServiceServer(plugin, kmsV1{})
 	go func() { _ = plugin.Serve(listener) }()
 	t.Cleanup(plugin.Stop)
 
 	k := keysFrom(t, kmsV1YAML(filepath.Join(dir, "s")))
-	if err := healthy(t.Context(), k); err != nil {
-		t.Fatal(err)
-	}
+	must(t, healthy(t.Context(), k))
 	out, seal, rotated, err := k.seal(t.Context(), secretsResource, []byte("text"), value.DefaultContext("k"))
 	if err != nil || rotated || seal != "kms:v1:p:" || seal.Key() != "kms:v1:p" || !seal.Known() || k.Writes(secretsResource) != seal || k.SealOf(secretsResource, out) != seal {
 		t.Fatalf("sealed with %q, rotated %v, %v", seal, rotated, err)
@@ -74,9 +68,7 @@ func TestKMSv1(t *testing.T) {
 	r := &Ring{}
 	r.current.Store(k)
 	pin, err := r.Pin(secretsResource, seal)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if plain, stale, err := pin.TransformFromStorage(t.Context(), out, value.DefaultContext("k")); err != nil || stale || string(plain) != "text" {
 		t.Errorf("got %q, stale %v, %v", plain, stale, err)
 	}
@@ -85,9 +77,7 @@ func TestKMSv1(t *testing.T) {
 	for name, k := range map[string]*Keys{"gone": keysFrom(t, kmsV1YAML(filepath.Join(dir, "s"))), "gone, after it was reached": k, "never there": keysFrom(t, kmsV1YAML("/nowhere/s"))} {
 		r.current.Store(k)
 		pin, err := r.Pin(secretsResource, k.Writes(secretsResource))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k")); !errors.Is(err, migratestore.ErrKeysUnavailable) {
 			t.Errorf("%s: a write: %v", name, err)
 		}

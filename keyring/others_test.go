@@ -31,9 +31,7 @@ func TestUnreadableByOthers(t *testing.T) {
 		l.Spec.LeaseDurationSeconds = new(int32)
 		*l.Spec.LeaseDurationSeconds = 1
 		raw, err := json.Marshal(l)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return string(raw)
 	}
 	behind := keysFrom(t, encryptionYAML("secrets: identity, aescbc a", "widgets.example.com: identity, secretbox b", "*.example.com: secretbox b"))

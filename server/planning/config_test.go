@@ -27,33 +27,25 @@ func builtConfig(t *testing.T, change func(*controlplaneoptions.Options)) (*gene
 		change(opts)
 	}
 	completed, err := opts.Complete(t.Context(), nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config, _, factory, err := controlplaneapiserver.BuildGenericConfig(completed,
 		[]*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme},
 		controlplane.DefaultAPIResourceConfigSource(), generatedopenapi.GetOpenAPIDefinitions, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return config, factory
 }
 
 // TestBuiltConfig: a plan applied to a config that Kubernetes has built reaches the storage that is built from it later, and the APIs.
 func TestBuiltConfig(t *testing.T) {
 	config, factory := builtConfig(t, func(o *controlplaneoptions.Options) {
-		if err := o.APIEnablement.RuntimeConfig.Set("certificates.k8s.io/v1beta1=true,internal.apiserver.k8s.io/v1alpha1=true"); err != nil {
-			t.Fatal(err)
-		}
+		must(t, o.APIEnablement.RuntimeConfig.Set("certificates.k8s.io/v1beta1=true,internal.apiserver.k8s.io/v1alpha1=true"))
 	})
 	bundles := schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
 	if got := encodingBy(t, config, bundles, "ClusterTrustBundle"); got != "certificates.k8s.io/v1beta1" {
 		t.Fatalf("Kubernetes stores them in %s", got)
 	}
 	plan := mustPlan(t, Options{Effective: effective(t, "1.37/1.37")})
-	if err := ApplyStorage(plan, factory); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ApplyStorage(plan, factory))
 	if got := encodingBy(t, config, bundles, "ClusterTrustBundle"); got != "certificates.k8s.io/v1" {
 		t.Errorf("with the plan they are stored in %s", got)
 	}
@@ -62,9 +54,7 @@ func TestBuiltConfig(t *testing.T) {
 	if !source.ResourceEnabled(beta) || !source.ResourceEnabled(versions) {
 		t.Fatal("runtime-config is not in the config")
 	}
-	if err := ApplyAPIs(plan, config); err != nil {
-		t.Fatal(err)
-	}
+	must(t, ApplyAPIs(plan, config))
 	if source.ResourceEnabled(beta) || source.ResourceEnabled(versions) || !source.ResourceEnabled(bundles.WithVersion("v1")) {
 		t.Error("the plan is not in the config that Kubernetes installs its APIs by")
 	}
@@ -74,20 +64,12 @@ func TestBuiltConfig(t *testing.T) {
 func encodingBy(t *testing.T, config *genericapiserver.Config, gr schema.GroupResource, kind string) string {
 	t.Helper()
 	example, err := legacyscheme.Scheme.New(schema.GroupVersionKind{Group: gr.Group, Version: runtime.APIVersionInternal, Kind: kind})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	options, err := config.RESTOptionsGetter.GetRESTOptions(gr, example)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	raw, err := runtime.Encode(options.StorageConfig.Codec, example)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, gvk, err := legacyscheme.Codecs.UniversalDeserializer().Decode(raw, nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return gvk.GroupVersion().String()
 }

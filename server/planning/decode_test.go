@@ -17,9 +17,7 @@ func TestDecode(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "s", Namespace: "default"}, Data: map[string][]byte{"key": []byte("value")},
 	}
 	encoded, err := runtime.Encode(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	damaged := strings.Replace(string(encoded), "default", "\xff\xff\xff\xff\xff\xff\xff", 1)
 	for name, test := range map[string]struct {
 		value string

@@ -32,13 +32,9 @@ func moduleDir(t *testing.T, module string) string {
 func discovered(t *testing.T) map[schema.GroupVersionResource]string {
 	t.Helper()
 	raw, err := os.ReadFile(filepath.Join(moduleDir(t, "k8s.io/kubernetes"), "api", "discovery", "aggregated_v2.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var groups apidiscoveryv2.APIGroupDiscoveryList
-	if err := json.Unmarshal(raw, &groups); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(raw, &groups))
 	kinds := map[schema.GroupVersionResource]string{}
 	for _, g := range groups.Items {
 		for _, v := range g.Versions {
@@ -70,15 +66,11 @@ func TestResourceNames(t *testing.T) {
 
 func TestCoreNames(t *testing.T) {
 	raw, err := os.ReadFile(filepath.Join(moduleDir(t, "k8s.io/kubernetes"), "api", "discovery", "api__v1.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var list struct {
 		Resources []struct{ Name, Kind string }
 	}
-	if err := json.Unmarshal(raw, &list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(raw, &list))
 	want, got := map[string]string{}, map[string]string{}
 	for _, r := range list.Resources {
 		if !strings.Contains(r.Name, "/") {

@@ -59,9 +59,7 @@ func arg(d *datadriven.TestData, key string) string {
 func mustPlan(t *testing.T, o Options) *compat.Plan {
 	t.Helper()
 	plan, err := New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return plan
 }
 
@@ -99,9 +97,7 @@ func upstream(t *testing.T, at string, r compat.ResourcePlan) string {
 		return "in its own way"
 	}
 	example, err := legacyscheme.Scheme.New(schema.GroupVersionKind{Group: r.Group, Version: runtime.APIVersionInternal, Kind: r.Kind})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	stores := builtStores{newFactory(t, effective(t, at), controlplane.DefaultAPIResourceConfigSource()), map[schema.GroupResource]string{}}
 	if _, err := stores.GetRESTOptions(groupResource(r), example); err != nil {
 		t.Fatal(err)
@@ -116,9 +112,7 @@ func planOf(t *testing.T, binary, at string) *compat.Plan {
 		return planAt(t, at)
 	}
 	plan, err := compat.NewPlan(Lifecycles(), compat.Options{Binary: version.MustParseMajorMinor(binary), Emulation: version.MustParseMajorMinor(at)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return plan
 }
 
@@ -191,9 +185,7 @@ func differs(t *testing.T, d *datadriven.TestData) string {
 	o := optionsOf(t, d)
 	f := faces()[slices.IndexFunc(faces(), func(f face) bool { return f.name == cmp.Or(arg(d, "face"), "kube") })]
 	with, _, err := f.install(t, o.Effective, o, mustPlan(t, o))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	without, _, err := f.install(t, o.Effective, o, nil)
 	if err != nil {
 		return "without: " + err.Error() + "\n"
@@ -305,9 +297,7 @@ func TestFormerHome(t *testing.T) {
 		"ingresses.networking.k8s.io": "Ingress", "networkpolicies.networking.k8s.io": "NetworkPolicy",
 	} {
 		store, err := stores.NewConfig(schema.ParseGroupResource(gr), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, err := runtime.Decode(store.Codec, fmt.Appendf(nil, `{"apiVersion": "extensions/v1beta1", "kind": %q, "metadata": {"name": "old"}}`, kind)); err != nil {
 			t.Errorf("the storage of %s: %v", gr, err)
 		}
@@ -322,14 +312,9 @@ func TestFormerHome(t *testing.T) {
 	}
 }
 
-// BenchmarkNew is the time that planning adds to a start:
-//
-//	go test ./server/planning -run '^$' -bench New
-func BenchmarkNew(b *testing.B) {
-	o := Options{Effective: effective(b, "1.36")}
-	for b.Loop() {
-		if _, err := New(o); err != nil {
-			b.Fatal(err)
-		}
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

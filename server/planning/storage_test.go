@@ -62,9 +62,7 @@ func effective(t testing.TB, s string) basecompatibility.EffectiveVersion {
 	t.Helper()
 	emulation, minimum, _ := strings.Cut(s, "/")
 	e, m, err := compat.ParseVersions(compat.BinaryVersion(), emulation, minimum)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	v := basecompatibility.NewEffectiveVersionFromString(compat.Binary, "", "")
 	v.SetEmulationVersion(e)
 	v.SetMinCompatibilityVersion(m)
@@ -76,9 +74,7 @@ func newFactory(t testing.TB, v basecompatibility.EffectiveVersion, resources *s
 	c := kubeapiserver.NewStorageFactoryConfigEffectiveVersion(v)
 	c.APIResourceConfig = resources
 	f, err := c.Complete(genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig("/registry", nil))).New()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return f
 }
 
@@ -251,13 +247,9 @@ func TestInstalledAsPlanned(t *testing.T) {
 					}
 					o := Options{Effective: v, Serves: f.serves(), RuntimeConfig: c.runtimeConfig, ForwardCompatible: c.forward}
 					plan, err := New(o)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					served, stored, err := f.install(t, v, o, plan)
-					if err != nil {
-						t.Fatal(err)
-					}
+					must(t, err)
 					at := fmt.Sprintf("%s, emulation %s, min compatibility %s, %v, forward compatible %t", f.name, e, m, c.runtimeConfig, c.forward)
 					comparePlan(t, at, plan, groups, served, stored)
 				}
