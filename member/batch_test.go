@@ -24,7 +24,7 @@ import (
 func (w *world) addCRDs(n int) []*apiextensionsv1.CustomResourceDefinition {
 	w.t.Helper()
 	crds := make([]*apiextensionsv1.CustomResourceDefinition, n)
-	w.quietly(func() {
+	w.Quietly(func() {
 		for i := range crds {
 			crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("r%d.example.com", i)}}
 			crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
@@ -33,9 +33,7 @@ func (w *world) addCRDs(n int) []*apiextensionsv1.CustomResourceDefinition {
 				Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true}},
 			}
 			crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.NamesAccepted, Status: apiextensionsv1.ConditionTrue}}
-			if err := w.client.Create(w.t.Context(), crd); err != nil {
-				w.t.Fatal(err)
-			}
+			must(w.t, w.client.Create(w.t.Context(), crd))
 			crds[i] = crd
 		}
 	})
@@ -49,7 +47,7 @@ func numbered(i int) schema.GroupResource {
 // count returns how many of the calls since the last time were of each kind.
 func (w *world) count() map[string]int {
 	counts := map[string]int{}
-	for _, call := range strings.Split(w.took(), "; ") {
+	for _, call := range strings.Split(w.Took(), "; ") {
 		if i := strings.LastIndex(call, " "); !strings.HasPrefix(call, "list ") && i > 0 {
 			call = call[:i]
 		}
@@ -69,7 +67,7 @@ func TestBatch(t *testing.T) {
 		w.m.ObserveCRD(crd)
 	}
 	placed := 0
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		switch {
 		case strings.HasPrefix(call, "update status StorageVersion"):
 			placed++
@@ -84,7 +82,7 @@ func TestBatch(t *testing.T) {
 	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 {
 		t.Errorf("Step: %v, %v", wait, err)
 	}
-	w.before = nil
+	w.Before = nil
 	want := map[string]int{"list StorageVersionList": 2, "list LeaseList": 2, "create StorageVersion": n, "update status StorageVersion": n, "list CustomResourceDefinitionList": 1}
 	if got := w.count(); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("calls %v, want %v", got, want)
@@ -99,7 +97,7 @@ func TestBatch(t *testing.T) {
 				w.setReports(numbered(i), agree.Report{Server: "other", Encoding: v1, Decodable: []string{string(v1)}})
 				w.observe(numbered(i))
 			}
-			w.took()
+			w.Took()
 			w.settle()
 		}
 		lose(n/listShare - 1)
@@ -112,13 +110,11 @@ func TestBatch(t *testing.T) {
 		}
 	})
 	t.Run("all StorageVersions were deleted", func(t *testing.T) {
-		w.quietly(func() {
-			if err := w.client.DeleteAllOf(t.Context(), &v1alpha1.StorageVersion{}); err != nil {
-				t.Fatal(err)
-			}
+		w.Quietly(func() {
+			must(t, w.client.DeleteAllOf(t.Context(), &v1alpha1.StorageVersion{}))
 		})
 		w.m.ObserveStorageVersions(nil, 1<<40)
-		w.took()
+		w.Took()
 		if _, err := w.m.Step(t.Context()); err == nil {
 			t.Error("reported at a revision before the loss") // the fake API's are lower
 		}
@@ -136,17 +132,15 @@ func TestBatchChecks(t *testing.T) {
 	for _, crd := range crds {
 		w.m.ObserveCRD(crd)
 	}
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if !strings.HasSuffix(call, "DefinitionList") {
 			return nil
 		}
-		w.before = nil
-		w.quietly(func() {
+		w.Before = nil
+		w.Quietly(func() {
 			crds[0].Spec.Versions = append(crds[0].Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: "v2", Served: true, Storage: true})
 			crds[0].Spec.Versions[0].Storage = false
-			if err := errors.Join(w.client.Update(t.Context(), crds[0]), w.client.Delete(t.Context(), crds[1])); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(w.client.Update(t.Context(), crds[0]), w.client.Delete(t.Context(), crds[1])))
 		})
 		return nil
 	}
@@ -170,7 +164,7 @@ func TestBatchChecks(t *testing.T) {
 		for _, crd := range w.addCRDs(20) {
 			w.m.ObserveCRD(crd)
 		}
-		w.before = func(call string) error {
+		w.Before = func(call string) error {
 			if strings.HasSuffix(call, "DefinitionList") {
 				return errBroken
 			}
@@ -182,7 +176,7 @@ func TestBatchChecks(t *testing.T) {
 		if w.status(numbered(7)).Open {
 			t.Error("open without a check")
 		}
-		w.before = nil
+		w.Before = nil
 		w.settle()
 		w.expectOpen(numbered(7), v1)
 	})
@@ -200,7 +194,7 @@ func TestGather(t *testing.T) {
 			t.Fatalf("Step: %v, %v, want to wait for more", wait, err)
 		}
 	}
-	if calls := w.took(); calls != "" {
+	if calls := w.Took(); calls != "" {
 		t.Errorf("calls %s", calls)
 	}
 	w.clock.Step(gatherTime)
@@ -229,7 +223,7 @@ func TestGatherBesideStore(t *testing.T) {
 		})
 		crds := w.addCRDs(2)
 		read, proceed := make(chan struct{}), make(chan struct{})
-		w.before = func(call string) error {
+		w.Before = func(call string) error {
 			if strings.HasPrefix(call, "get CustomResourceDefinition "+crds[0].Name) {
 				select {
 				case read <- struct{}{}:
@@ -277,7 +271,7 @@ func TestWorkers(t *testing.T) {
 			var mu sync.Mutex
 			under := 0
 			proceed := make(chan struct{})
-			w.before = func(call string) error {
+			w.Before = func(call string) error {
 				if !strings.HasPrefix(call, "get StorageVersion") {
 					return nil
 				}
@@ -327,60 +321,9 @@ func (w *world) another(seed uint64) *Member {
 	cfg := w.m.cfg
 	cfg.Random = rand.New(rand.NewPCG(seed, 3))
 	m, err := New(cfg)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if err := m.SetBuiltins(nil); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, err)
+	must(w.t, m.SetBuiltins(nil))
 	return m
-}
-
-// TestStartTogether: three servers that start at the same time with many CRDs do not
-// repeat each other's work for long.
-func TestStartTogether(t *testing.T) {
-	const n = 200
-	w := newWorld(t, nil, func(c *Config) { c.Workers = 4 })
-	crds := w.addCRDs(n)
-	members := []*Member{w.m, w.another(11), w.another(12)}
-	var wg sync.WaitGroup
-	for _, m := range members {
-		if err := m.Register(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		for _, crd := range crds {
-			m.ObserveCRD(crd)
-		}
-	}
-	w.took()
-	for _, m := range members {
-		wg.Go(func() {
-			for range 200 {
-				wait, _ := m.Step(t.Context())
-				if wait < 0 {
-					return
-				}
-				w.clock.Step(wait)
-			}
-			t.Error("a member does not settle")
-		})
-	}
-	wg.Wait()
-	for i := range n {
-		reports, _ := w.reports(numbered(i))
-		if common, ok := agree.Common(reports); len(reports) != len(members) || !ok || common != v1 {
-			t.Errorf("%s: reports %v", numbered(i), reports)
-		}
-	}
-	got := w.count()
-	calls := 0
-	for _, k := range got {
-		calls += k
-	}
-	if most := 3 * n * len(members); calls > most {
-		t.Errorf("%d calls for %d reports, want at most %d: %v", calls, n*len(members), most, got)
-	}
-	t.Logf("%d calls for %d reports: %v", calls, n*len(members), got)
 }
 
 // TestDepartDuringBatch: a batch that fails while the server departs gives everything back
@@ -392,7 +335,7 @@ func TestDepartDuringBatch(t *testing.T) {
 		for _, crd := range w.addCRDs(manyResources) {
 			w.m.ObserveCRD(crd)
 		}
-		w.before = func(call string) error {
+		w.Before = func(call string) error {
 			if !strings.HasPrefix(call, at) {
 				return nil
 			}
@@ -406,7 +349,7 @@ func TestDepartDuringBatch(t *testing.T) {
 		if _, err := w.m.Step(t.Context()); err == nil {
 			t.Errorf("%s: no error", at)
 		}
-		w.before = nil
+		w.Before = nil
 		if err := w.m.Depart(t.Context()); err != nil {
 			t.Errorf("%s: %v", at, err)
 		}

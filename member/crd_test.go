@@ -63,7 +63,7 @@ func withWidgets(t testing.TB, edit ...func(*Config)) *world {
 	w.m.ObserveCRD(w.setCRD("v1"))
 	w.settle()
 	w.expectOpen(widgets, v1)
-	w.took()
+	w.Took()
 	return w
 }
 
@@ -76,7 +76,7 @@ func TestCRDOrder(t *testing.T) {
 		t.Errorf("the old encoding is closed before the report is changed: %v", err)
 	}
 	checked := false
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		switch call {
 		case "update status StorageVersion example.com.widgets":
 			// The outcome is not known yet.
@@ -99,10 +99,10 @@ func TestCRDOrder(t *testing.T) {
 	if _, err := w.m.Step(t.Context()); err != nil {
 		t.Fatalf("Step: %v", err)
 	}
-	if got, want := w.took(), "get StorageVersion example.com.widgets; list LeaseList; update status StorageVersion example.com.widgets; get CustomResourceDefinition widgets.example.com"; got != want || !checked {
+	if got, want := w.Took(), "get StorageVersion example.com.widgets; list LeaseList; update status StorageVersion example.com.widgets; get CustomResourceDefinition widgets.example.com"; got != want || !checked {
 		t.Errorf("calls %q, want %q", got, want)
 	}
-	w.before = nil
+	w.Before = nil
 	w.expectOpen(widgets, v2)
 	if _, err := w.m.Revision(t.Context(), widgets, v1); !errors.Is(err, agree.ErrSuperseded) {
 		t.Errorf("Revision(v1): %v", err)
@@ -126,7 +126,7 @@ func TestCRDChangedAfterReport(t *testing.T) {
 			crd := w.setCRD("v2")
 			w.m.ObserveCRD(crd)
 			first := true
-			w.after = func(call string) error {
+			w.After = func(call string) error {
 				if call == "create StorageVersion example.com.widgets" && first {
 					first = false
 					tc.change(w, crd) // and no event comes
@@ -156,9 +156,9 @@ func TestCRDChangedBeforeReport(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register()
 	w.m.ObserveCRD(w.setCRD("v1"))
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "list LeaseList" {
-			w.before = nil
+			w.Before = nil
 			w.m.ObserveCRD(w.setCRD("v2"))
 		}
 		return nil
@@ -166,7 +166,7 @@ func TestCRDChangedBeforeReport(t *testing.T) {
 	if _, err := w.m.Step(t.Context()); !errors.Is(err, errStale) {
 		t.Errorf("Step: %v", err)
 	}
-	if calls := w.took(); strings.Contains(calls, "update status") {
+	if calls := w.Took(); strings.Contains(calls, "update status") {
 		t.Errorf("calls %s", calls)
 	}
 	w.settle()
@@ -191,7 +191,7 @@ func TestCRDCheckError(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register()
 	w.m.ObserveCRD(w.setCRD("v1"))
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "get CustomResourceDefinition widgets.example.com" {
 			return errBroken
 		}
@@ -204,7 +204,7 @@ func TestCRDCheckError(t *testing.T) {
 		t.Error("open without a check")
 	}
 	_, reported := w.reports(widgets)
-	w.before = nil
+	w.Before = nil
 	w.settle()
 	w.expectOpen(widgets, v1)
 	if _, again := w.reports(widgets); again != reported {
@@ -225,15 +225,15 @@ func TestUnknownOutcome(t *testing.T) {
 				return nil
 			}
 			if happened {
-				w.after = lost
+				w.After = lost
 			} else {
-				w.before = lost
+				w.Before = lost
 			}
 			wait, err := w.m.Step(t.Context())
 			if !errors.Is(err, errBroken) {
 				t.Fatalf("Step: %v", err)
 			}
-			w.before, w.after = nil, nil
+			w.Before, w.After = nil, nil
 			for _, enc := range []agree.Encoding{v1, v2} {
 				if _, err := w.m.Revision(t.Context(), widgets, enc); !apierrors.IsServiceUnavailable(err) {
 					t.Errorf("happened %v: Revision(%s) while the outcome is unknown: %v", happened, enc, err)
@@ -272,9 +272,9 @@ func TestCRDEventsOutOfOrder(t *testing.T) {
 	old := w.setCRD("v1")
 	w.m.ObserveCRD(w.setCRD("v2"))
 	w.settle()
-	w.took()
+	w.Took()
 	w.m.ObserveCRD(old)
-	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.took() != "" {
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.Took() != "" {
 		t.Errorf("an old event was followed: %v, %v", wait, err)
 	}
 	w.expectOpen(widgets, v2)
@@ -283,7 +283,7 @@ func TestCRDEventsOutOfOrder(t *testing.T) {
 func TestCRDStatusChangesCostNothing(t *testing.T) {
 	w := withWidgets(t)
 	w.m.ObserveCRD(w.setCRD("v1"))
-	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.took() != "" {
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.Took() != "" {
 		t.Errorf("reported again: %v, %v", wait, err)
 	}
 }
@@ -294,11 +294,9 @@ func TestCRDServedVersions(t *testing.T) {
 	w := withWidgets(t)
 	crd := w.setCRD("v1")
 	crd.Spec.Versions[1].Served = false
-	if err := w.client.Update(t.Context(), crd); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.Update(t.Context(), crd))
 	w.m.ObserveCRD(crd)
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if _, err := w.m.Revision(t.Context(), widgets, v1); err != nil {
 			t.Errorf("closed at %s: %v", call, err)
 		}
@@ -330,10 +328,10 @@ func TestForgetCRD(t *testing.T) {
 	t.Run("one of this name before", func(t *testing.T) {
 		before := crd.DeepCopy()
 		before.UID = "before"
-		w.took()
+		w.Took()
 		w.m.ForgetCRD(before)
 		w.settle()
-		if calls := w.took(); calls != "" {
+		if calls := w.Took(); calls != "" {
 			t.Errorf("calls %s", calls)
 		}
 	})
@@ -413,12 +411,12 @@ func TestStoreKnowsMore(t *testing.T) {
 		w.setCRD("v1") // for which the store is built
 		w.m.ObserveCRD(w.setCRD("v2"))
 		w.settle()
-		w.took()
+		w.Took()
 		if _, err := w.m.Revision(t.Context(), widgets, v1); !apierrors.IsServiceUnavailable(err) {
 			t.Errorf("Revision: %v, want it to be verified", err)
 		}
 		w.settle()
-		if calls := w.took(); !strings.HasPrefix(calls, "get CustomResourceDefinition widgets.example.com") {
+		if calls := w.Took(); !strings.HasPrefix(calls, "get CustomResourceDefinition widgets.example.com") {
 			t.Errorf("calls %s", calls)
 		}
 		for range 2 {
@@ -427,7 +425,7 @@ func TestStoreKnowsMore(t *testing.T) {
 			}
 		}
 		w.settle()
-		if calls := w.took(); calls != "" {
+		if calls := w.Took(); calls != "" {
 			t.Errorf("verified again: %s", calls)
 		}
 		w.expectOpen(widgets, v2)
@@ -447,14 +445,14 @@ func TestStoreKnowsMore(t *testing.T) {
 		w := withWidgets(t)
 		w.m.ObserveCRD(w.setCRD("v2"))
 		w.settle()
-		w.took()
+		w.Took()
 		for range 3 {
 			if _, err := w.m.Revision(t.Context(), widgets, v1); !errors.Is(err, agree.ErrSuperseded) {
 				t.Errorf("Revision: %v", err)
 			}
 			w.settle()
 		}
-		if calls := w.took(); calls != "get CustomResourceDefinition widgets.example.com; get StorageVersion example.com.widgets; list LeaseList" {
+		if calls := w.Took(); calls != "get CustomResourceDefinition widgets.example.com; get StorageVersion example.com.widgets; list LeaseList" {
 			t.Errorf("calls %s", calls)
 		}
 	})

@@ -46,7 +46,7 @@ func TestSetEncryption(t *testing.T) {
 		t.Errorf("the gate closes: %v", err)
 	}
 	closed := false
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "update status StorageVersion "+storageversion.Name(secrets) {
 			// The report is on its way: neither key has a permission, and nobody is turned away.
 			_, errA := w.m.Revision(t.Context(), secrets, inA)
@@ -72,9 +72,7 @@ func TestSetEncryption(t *testing.T) {
 	if _, revision := w.reports(configMaps); revision != untouched {
 		t.Error("a resource whose key has not changed was reported anew")
 	}
-	if err := w.m.Renew(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.m.Renew(t.Context()))
 	if got := w.lease(id).Annotations[storageversion.EncryptionConfigAnnotation]; got != "sha256:b" {
 		t.Errorf("the Lease tells of configuration %q", got)
 	}

@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,17 +14,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	apiwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/metrics"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/listwatch/replay"
+	"github.com/concord-dev/concord/testbed/fakeapi"
 )
 
 var (
@@ -37,21 +32,14 @@ var (
 
 // world is an API with one member; the calls that go over the wire are recorded and can fail.
 type world struct {
+	*fakeapi.API
 	t      testing.TB
-	client client.WithWatch
+	client client.WithWatch // the API
 	clock  *clocktesting.FakeClock
 	m      *Member
 	buried []agree.ServerID
 	// dropStatus: StorageVersions are written without their status, once.
 	dropStatus bool
-
-	mu    sync.Mutex
-	calls []string
-	uid   int
-	// before runs before a call, and its error replaces the call.
-	before func(call string) error
-	// after runs after a successful call, and its error replaces the answer.
-	after func(call string) error
 }
 
 func builtin(gr schema.GroupResource) Resource {
@@ -64,16 +52,11 @@ func builtin(gr schema.GroupResource) Resource {
 func newWorld(t testing.TB, builtins []Resource, edit ...func(*Config)) *world {
 	t.Helper()
 	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))}
-	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{
-		v1alpha1.AddToScheme, coordinationv1.AddToScheme, corev1.AddToScheme, apiextensionsv1.AddToScheme,
-	} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
-	}
-	w.client = fake.NewClientBuilder().WithScheme(scheme).WithGlobalResourceVersionCounter().
-		WithStatusSubresource(&v1alpha1.StorageVersion{}).WithInterceptorFuncs(w.interceptors()).Build()
+	w.API = fakeapi.New(t, fakeapi.Config{
+		Types:    []func(*runtime.Scheme) error{v1alpha1.AddToScheme, coordinationv1.AddToScheme, corev1.AddToScheme, apiextensionsv1.AddToScheme},
+		Statuses: []client.Object{&v1alpha1.StorageVersion{}}, UpdateStatus: w.updateStatus,
+	})
+	w.client = w.API
 	cfg := Config{
 		Client:    w.client,
 		Bury:      func(_ context.Context, id agree.ServerID) error { w.buried = append(w.buried, id); return nil },
@@ -87,56 +70,20 @@ func newWorld(t testing.TB, builtins []Resource, edit ...func(*Config)) *world {
 		e(&cfg)
 	}
 	m, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := m.SetBuiltins(builtins); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, m.SetBuiltins(builtins))
 	w.m = m
 	return w
 }
 
-func (w *world) interceptors() interceptor.Funcs {
-	return interceptor.Funcs{
-		Watch: replay.Watch,
-		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-			return w.call("get", o, key.Name, func() error { return c.Get(ctx, key, o, opts...) })
-		},
-		List: func(ctx context.Context, c client.WithWatch, o client.ObjectList, opts ...client.ListOption) error {
-			return w.call("list", o, "", func() error { return c.List(ctx, o, opts...) })
-		},
-		Create: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.CreateOption) error {
-			return w.call("create", o, o.GetName(), func() error {
-				w.mu.Lock()
-				w.uid++
-				o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uid)))
-				w.mu.Unlock()
-				return c.Create(ctx, o, opts...)
-			})
-		},
-		Update: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.UpdateOption) error {
-			return w.call("update", o, o.GetName(), func() error { return c.Update(ctx, o, opts...) })
-		},
-		Delete: func(ctx context.Context, c client.WithWatch, o client.Object, opts ...client.DeleteOption) error {
-			return w.call("delete", o, o.GetName(), func() error { return c.Delete(ctx, o, opts...) })
-		},
-		SubResourceUpdate: func(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
-			return w.call("update "+sub, o, o.GetName(), func() error {
-				if sv, ok := o.(*v1alpha1.StorageVersion); ok && w.dropStatus {
-					sv.Status, w.dropStatus = v1alpha1.StorageVersionStatus{}, false
-				}
-				return w.updateStatus(ctx, c, sub, o, opts...)
-			})
-		},
-	}
-}
-
 // updateStatus keeps the Seals beside the reports, as the server's strategy
 // does; the fake client writes no annotation with a status.
-func (w *world) updateStatus(ctx context.Context, c client.Client, sub string, o client.Object, opts ...client.SubResourceUpdateOption) error {
+func (w *world) updateStatus(ctx context.Context, c client.Client, o client.Object, opts ...client.SubResourceUpdateOption) error {
+	if sv, ok := o.(*v1alpha1.StorageVersion); ok && w.dropStatus {
+		sv.Status, w.dropStatus = v1alpha1.StorageVersionStatus{}, false
+	}
 	seals, sealed := o.GetAnnotations()[storageversion.SealsAnnotation]
-	if err := c.SubResource(sub).Update(ctx, o, opts...); err != nil {
+	if err := c.Status().Update(ctx, o, opts...); err != nil {
 		return err
 	}
 	annotations := o.GetAnnotations()
@@ -153,55 +100,12 @@ func (w *world) updateStatus(ctx context.Context, c client.Client, sub string, o
 	return c.Update(ctx, o)
 }
 
-func (w *world) call(verb string, o any, name string, do func() error) error {
-	kind := strings.TrimPrefix(fmt.Sprintf("%T", o), "*")
-	_, kind, _ = strings.Cut(kind, ".")
-	call := strings.TrimSpace(verb + " " + kind + " " + name)
-	w.mu.Lock()
-	w.calls = append(w.calls, call)
-	before, after := w.before, w.after
-	w.mu.Unlock()
-	if before != nil {
-		if err := before(call); err != nil {
-			return err
-		}
-	}
-	if err := do(); err != nil {
-		return err
-	}
-	if after != nil {
-		return after(call)
-	}
-	return nil
-}
-
-// quietly runs f without records and faults.
-func (w *world) quietly(f func()) {
-	w.mu.Lock()
-	calls, before, after := w.calls, w.before, w.after
-	w.before, w.after = nil, nil
-	w.mu.Unlock()
-	f()
-	w.mu.Lock()
-	w.calls, w.before, w.after = calls, before, after
-	w.mu.Unlock()
-}
-
-// took returns the calls since the last time, without the server's changing name.
-func (w *world) took() string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	calls := strings.Join(w.calls, "; ")
-	w.calls = nil
-	return calls
-}
-
 func (w *world) register() agree.ServerID {
 	w.t.Helper()
 	if err := w.m.Register(w.t.Context()); err != nil {
 		w.t.Fatalf("Register: %v", err)
 	}
-	w.took()
+	w.Took()
 	return w.m.ID()
 }
 
@@ -240,7 +144,7 @@ func (w *world) settle() {
 // reports returns the StorageVersion's reports as "server:encoding", and its revision.
 func (w *world) reports(gr schema.GroupResource) (reports []agree.Report, revision int64) {
 	w.t.Helper()
-	w.quietly(func() {
+	w.Quietly(func() {
 		sv := &v1alpha1.StorageVersion{}
 		if err := w.client.Get(w.t.Context(), client.ObjectKey{Name: storageversion.Name(gr)}, sv); err != nil {
 			if client.IgnoreNotFound(err) != nil {
@@ -260,7 +164,7 @@ func (w *world) reports(gr schema.GroupResource) (reports []agree.Report, revisi
 // setReports writes reports as others would.
 func (w *world) setReports(gr schema.GroupResource, reports ...agree.Report) {
 	w.t.Helper()
-	w.quietly(func() {
+	w.Quietly(func() {
 		sv := &v1alpha1.StorageVersion{}
 		err := w.client.Get(w.t.Context(), client.ObjectKey{Name: storageversion.Name(gr)}, sv)
 		storageversion.SetReports(sv, reports, metav1.NewTime(w.clock.Now()))
@@ -270,26 +174,22 @@ func (w *world) setReports(gr schema.GroupResource, reports ...agree.Report) {
 		} else {
 			err = w.client.Status().Update(w.t.Context(), sv)
 		}
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, err)
 	})
 }
 
 func (w *world) lease(id agree.ServerID) (lease *coordinationv1.Lease) {
 	w.t.Helper()
-	w.quietly(func() {
+	w.Quietly(func() {
 		lease = &coordinationv1.Lease{}
-		if err := w.client.Get(w.t.Context(), client.ObjectKey{Namespace: "kube-system", Name: string(id)}, lease); err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, w.client.Get(w.t.Context(), client.ObjectKey{Namespace: "kube-system", Name: string(id)}, lease))
 	})
 	return lease
 }
 
 func (w *world) addLease(id agree.ServerID) {
 	w.t.Helper()
-	w.quietly(func() {
+	w.Quietly(func() {
 		if err := w.client.Create(w.t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
 			Name: string(id), Namespace: "kube-system", Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue},
 			Annotations: map[string]string{storageversion.BinaryVersionAnnotation: "1.37"},
@@ -301,10 +201,8 @@ func (w *world) addLease(id agree.ServerID) {
 
 func (w *world) deleteLease(id agree.ServerID) {
 	w.t.Helper()
-	w.quietly(func() {
-		if err := w.client.Delete(w.t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(id), Namespace: "kube-system"}}); err != nil {
-			w.t.Fatal(err)
-		}
+	w.Quietly(func() {
+		must(w.t, w.client.Delete(w.t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: string(id), Namespace: "kube-system"}}))
 	})
 }
 
@@ -312,7 +210,7 @@ func (w *world) deleteLease(id agree.ServerID) {
 func (w *world) setCRD(storage string) *apiextensionsv1.CustomResourceDefinition {
 	w.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
-	w.quietly(func() {
+	w.Quietly(func() {
 		err := w.client.Get(w.t.Context(), client.ObjectKey{Name: "widgets.example.com"}, crd)
 		crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
 			Group: "example.com",
@@ -329,19 +227,15 @@ func (w *world) setCRD(storage string) *apiextensionsv1.CustomResourceDefinition
 		} else {
 			err = w.client.Update(w.t.Context(), crd)
 		}
-		if err != nil {
-			w.t.Fatal(err)
-		}
+		must(w.t, err)
 	})
 	return crd.DeepCopy()
 }
 
 func (w *world) deleteCRD(crd *apiextensionsv1.CustomResourceDefinition) {
 	w.t.Helper()
-	w.quietly(func() {
-		if err := w.client.Delete(w.t.Context(), crd.DeepCopy()); err != nil {
-			w.t.Fatal(err)
-		}
+	w.Quietly(func() {
+		must(w.t, w.client.Delete(w.t.Context(), crd.DeepCopy()))
 	})
 }
 
@@ -376,9 +270,7 @@ func (w *world) expectOpen(gr schema.GroupResource, enc agree.Encoding) {
 func expectHistogram(t *testing.T, registry metrics.KubeRegistry, name string, count uint64, sum float64) {
 	t.Helper()
 	families, err := registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, family := range families {
 		if family.GetName() != name {
 			continue
@@ -402,7 +294,7 @@ func eventually(t testing.TB, what string, condition func() bool) {
 }
 
 func (w *world) exists(id agree.ServerID) (exists bool) {
-	w.quietly(func() {
+	w.Quietly(func() {
 		exists = w.client.Get(w.t.Context(), client.ObjectKey{Namespace: "kube-system", Name: string(id)}, &coordinationv1.Lease{}) == nil
 	})
 	return exists
@@ -410,7 +302,7 @@ func (w *world) exists(id agree.ServerID) (exists bool) {
 
 // observe delivers the watch event of a StorageVersion.
 func (w *world) observe(gr schema.GroupResource) {
-	w.quietly(func() {
+	w.Quietly(func() {
 		sv := &v1alpha1.StorageVersion{}
 		if w.client.Get(w.t.Context(), client.ObjectKey{Name: storageversion.Name(gr)}, sv) == nil {
 			w.m.ObserveStorageVersion(sv, false)
@@ -455,5 +347,12 @@ func (w *world) disturb(rng *rand.Rand, crd **apiextensionsv1.CustomResourceDefi
 	default:
 		w.clock.Step(time.Duration(rng.IntN(1000)) * time.Millisecond)
 		_, _ = w.m.Step(w.t.Context())
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

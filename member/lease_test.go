@@ -71,7 +71,7 @@ func TestRegister(t *testing.T) {
 	if *lease.Spec.LeaseDurationSeconds != 15 || !lease.Spec.RenewTime.Time.Equal(w.clock.Now()) {
 		t.Errorf("spec %v", lease.Spec)
 	}
-	if err := w.m.Register(t.Context()); err != nil || w.m.ID() != id || w.took() != "" {
+	if err := w.m.Register(t.Context()); err != nil || w.m.ID() != id || w.Took() != "" {
 		t.Errorf("registered twice: %v, %s", err, w.m.ID())
 	}
 }
@@ -80,7 +80,7 @@ func TestRegisterCreatesTheNamespace(t *testing.T) {
 	for _, exists := range []bool{false, true} { // true: somebody else is faster
 		w := newWorld(t, nil)
 		missing := true
-		w.before = func(call string) error {
+		w.Before = func(call string) error {
 			switch {
 			case call == "create Namespace kube-system":
 				missing = false
@@ -106,19 +106,19 @@ func TestRegisterCreatesTheNamespace(t *testing.T) {
 // TestRegisterNeverReusesAnID: the first Lease may exist although the reply was lost.
 func TestRegisterNeverReusesAnID(t *testing.T) {
 	w := newWorld(t, nil)
-	w.after = func(string) error { return errBroken }
+	w.After = func(string) error { return errBroken }
 	if err := w.m.Register(t.Context()); !errors.Is(err, errBroken) {
 		t.Fatalf("Register: %v", err)
 	}
-	first := w.took()
+	first := w.Took()
 	if err := w.m.Ready(); w.m.ID() != "" || err == nil {
 		t.Errorf("registered as %q, ready: %v", w.m.ID(), err)
 	}
-	w.after = nil
+	w.After = nil
 	if err := w.m.Register(t.Context()); err != nil {
 		t.Fatalf("Register: %v", err)
 	}
-	if second := w.took(); first == second || !strings.Contains(second, string(w.m.ID())) {
+	if second := w.Took(); first == second || !strings.Contains(second, string(w.m.ID())) {
 		t.Errorf("first %q, then %q", first, second)
 	}
 }
@@ -128,17 +128,17 @@ func TestRegisterNeverReusesAnID(t *testing.T) {
 func TestRegisterAgainUnderTheSameID(t *testing.T) {
 	w := newWorld(t, nil, func(c *Config) { c.SameID = true })
 	for _, fault := range []func(func(string) error){
-		func(f func(string) error) { w.after = f },
-		func(f func(string) error) { w.before = f },
-		func(f func(string) error) { w.after = f },
+		func(f func(string) error) { w.After = f },
+		func(f func(string) error) { w.Before = f },
+		func(f func(string) error) { w.After = f },
 	} {
 		fault(func(string) error { return errBroken })
 		if err := w.m.Register(t.Context()); !errors.Is(err, errBroken) {
 			t.Fatalf("Register: %v", err)
 		}
-		w.before, w.after = nil, nil
+		w.Before, w.After = nil, nil
 	}
-	w.took()
+	w.Took()
 	first := w.register()
 	leases := &coordinationv1.LeaseList{}
 	if err := w.client.List(t.Context(), leases); err != nil || len(leases.Items) != 1 || leases.Items[0].Name != string(first) {
@@ -184,7 +184,7 @@ func TestRenew(t *testing.T) {
 			if tc.change != nil {
 				tc.change(w, id)
 			}
-			w.before = func(call string) error {
+			w.Before = func(call string) error {
 				err := tc.update
 				if strings.HasPrefix(call, "update Lease") {
 					tc.update = nil
@@ -218,10 +218,8 @@ func editLease(edit func(*coordinationv1.Lease)) func(*world, agree.ServerID) {
 	return func(w *world, id agree.ServerID) {
 		lease := w.lease(id)
 		edit(lease)
-		w.quietly(func() {
-			if err := w.client.Update(w.t.Context(), lease); err != nil {
-				w.t.Fatal(err)
-			}
+		w.Quietly(func() {
+			must(w.t, w.client.Update(w.t.Context(), lease))
 		})
 	}
 }
@@ -280,7 +278,7 @@ func TestDepart(t *testing.T) {
 	if len(w.buried) != 1 || w.buried[0] != id {
 		t.Errorf("buried %v, want %s", w.buried, id)
 	}
-	w.took()
+	w.Took()
 	w.m.ObserveCRD(w.setCRD("v1"))
 	w.m.ObserveStorageVersions(nil, 1000)
 	for name, err := range map[string]error{
@@ -291,7 +289,7 @@ func TestDepart(t *testing.T) {
 			t.Errorf("%s after Depart: %v", name, err)
 		}
 	}
-	if wait, err := w.m.Step(t.Context()); wait >= 0 || err != nil || w.took() != "" {
+	if wait, err := w.m.Step(t.Context()); wait >= 0 || err != nil || w.Took() != "" {
 		t.Errorf("something is done after Depart: %v, %v", wait, err)
 	}
 	for _, gr := range []schema.GroupResource{secrets, widgets} {
@@ -306,7 +304,7 @@ func TestDepartWaits(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)})
 	w.register()
 	reached, proceed := make(chan struct{}), make(chan struct{})
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "list LeaseList" {
 			close(reached)
 			<-proceed

@@ -103,10 +103,8 @@ func TestHangs(t *testing.T) {
 					crd := w.setCRD("v1")
 					crd.Spec.Names.Plural = fmt.Sprintf("w%d", i)
 					crd.ObjectMeta = metav1.ObjectMeta{Name: crd.Spec.Names.Plural + ".example.com"}
-					w.quietly(func() {
-						if err := w.client.Create(t.Context(), crd); err != nil {
-							t.Fatal(err)
-						}
+					w.Quietly(func() {
+						must(t, w.client.Create(t.Context(), crd))
 					})
 					w.m.ObserveCRD(crd)
 				}

@@ -37,9 +37,9 @@ func TestMoveFromWatch(t *testing.T) {
 				w.observe(widgets)
 			}
 			w.m.ObserveCRD(w.setCRD("v2"))
-			w.took()
+			w.Took()
 			w.settle()
-			if got := w.took(); got != tc.want {
+			if got := w.Took(); got != tc.want {
 				t.Errorf("calls %q, want %q", got, tc.want)
 			}
 			w.expectOpen(widgets, v2)
@@ -61,9 +61,9 @@ func TestMoveOfAnotherCRD(t *testing.T) {
 	w.observe(widgets)
 	w.deleteCRD(w.setCRD("v1"))
 	w.m.ObserveCRD(w.setCRD("v2"))
-	w.took()
+	w.Took()
 	w.settle()
-	if calls := w.took(); !strings.HasPrefix(calls, "get StorageVersion") {
+	if calls := w.Took(); !strings.HasPrefix(calls, "get StorageVersion") {
 		t.Errorf("calls %q begin without a read", calls)
 	}
 	w.expectOpen(widgets, v2)

@@ -28,7 +28,7 @@ func TestPanics(t *testing.T) {
 				w.m.ObserveCRD(w.setCRD("v1"))
 				var mu sync.Mutex
 				panicked := false
-				w.before = func(c string) error {
+				w.Before = func(c string) error {
 					mu.Lock()
 					defer mu.Unlock()
 					if strings.HasPrefix(c, call) && !panicked {

@@ -90,10 +90,10 @@ func TestMoved(t *testing.T) {
 				}
 				return
 			}
-			w.took()
+			w.Took()
 			w.settle()
 			w.expectOpen(widgets, v2)
-			if w.took() == "" {
+			if w.Took() == "" {
 				t.Error("not reported again")
 			}
 		})
@@ -208,9 +208,7 @@ func TestRevisionWaits(t *testing.T) {
 		w := withWidgets(t, limit)
 		w.m.ObserveCRD(w.setCRD("v2"))
 		waiting := ask(t.Context(), w, v2)
-		if err := w.m.Depart(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.m.Depart(t.Context()))
 		if r := <-waiting; !apierrors.IsServiceUnavailable(r.err) {
 			t.Errorf("Revision: %v", r)
 		}
@@ -433,9 +431,7 @@ func TestUnregisteredWithoutStorage(t *testing.T) {
 
 func TestGateBeforeBuiltins(t *testing.T) {
 	m, err := New(newWorld(t, nil).m.cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := m.Admit(Request{IsResource: true, Verb: "create", Resource: secrets}); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("Admit: %v", err)
 	}
@@ -487,12 +483,12 @@ func TestConverges(t *testing.T) {
 				}
 				return nil
 			}
-			w.before, w.after = flaky, flaky
+			w.Before, w.After = flaky, flaky
 			crd := w.setCRD("v1")
 			for range 40 {
 				w.disturb(rng, &crd)
 			}
-			w.before, w.after = nil, nil
+			w.Before, w.After = nil, nil
 			last := w.setCRD([]string{"v1", "v2"}[rng.IntN(2)])
 			w.m.ObserveCRD(last)
 			for _, gr := range []schema.GroupResource{secrets, widgets} {

@@ -67,7 +67,7 @@ func TestOrder(t *testing.T) {
 				w.addLease("other")
 				w.setReports(secrets, other)
 			}
-			w.before = func(call string) error {
+			w.Before = func(call string) error {
 				err := tc.fail[call]
 				delete(tc.fail, call)
 				return err
@@ -79,7 +79,7 @@ func TestOrder(t *testing.T) {
 				} else if !last && (wait <= 0 || wait > time.Second) {
 					t.Errorf("attempt %d: the next one comes after %s", i, wait)
 				}
-				if got := w.took(); got != want {
+				if got := w.Took(); got != want {
 					t.Errorf("attempt %d: calls %q, want %q", i, got, want)
 				}
 				w.clock.Step(max(wait, 0))
@@ -91,7 +91,7 @@ func TestOrder(t *testing.T) {
 			if reports, _ := w.reports(secrets); tc.present && !slices.ContainsFunc(reports, func(r agree.Report) bool { return r.Server == "other" }) {
 				t.Errorf("another participant's report was dropped: %v", reports)
 			}
-			if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.took() != "" {
+			if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.Took() != "" {
 				t.Errorf("the report is repeated without a reason: %s, %v", wait, err)
 			}
 		})
@@ -110,7 +110,7 @@ func TestOrderOfMany(t *testing.T) {
 			w := newWorld(t, rs, func(c *Config) { c.Workers = workers })
 			w.register()
 			failed := 0
-			w.before = func(call string) error {
+			w.Before = func(call string) error {
 				if call == "create StorageVersion g.r3" && failed < 2 {
 					failed++
 					return apierrors.NewAlreadyExists(storageversion.Resource, "g.r3")
@@ -122,7 +122,7 @@ func TestOrderOfMany(t *testing.T) {
 			if !apierrors.IsAlreadyExists(err) {
 				t.Errorf("Step: %v, want the conflict", err)
 			}
-			took := w.took()
+			took := w.Took()
 			calls := strings.Split(took, "; ")
 			if r3 := onlyOf(calls, "g.r3", "LeaseList"); r3 != "create StorageVersion g.r3; list LeaseList; "+again {
 				t.Errorf("calls for r3 %q, want it to be read once more", r3)
@@ -137,7 +137,7 @@ func TestOrderOfMany(t *testing.T) {
 			if _, err := w.m.Step(t.Context()); err != nil {
 				t.Errorf("Step: %v", err)
 			}
-			if got := w.took(); got != again+"; list LeaseList; update status StorageVersion g.r3" {
+			if got := w.Took(); got != again+"; list LeaseList; update status StorageVersion g.r3" {
 				t.Errorf("retry: calls %q, want %q", got, again)
 			}
 			if err := w.m.Ready(); err != nil {
@@ -168,7 +168,7 @@ func TestListErrorDelaysAllTogether(t *testing.T) {
 	}
 	w := newWorld(t, rs)
 	w.register()
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "list LeaseList" {
 			return errBroken
 		}
@@ -178,13 +178,13 @@ func TestListErrorDelaysAllTogether(t *testing.T) {
 	if !errors.Is(err, errBroken) || wait <= 0 {
 		t.Fatalf("Step: %v, %v", wait, err)
 	}
-	w.took()
-	w.before = nil
+	w.Took()
+	w.Before = nil
 	w.clock.Step(wait)
 	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 {
 		t.Errorf("Step: %v, %v, want everything reported at once", wait, err)
 	}
-	if calls := w.took(); strings.Count(calls, "list ") != 2 {
+	if calls := w.Took(); strings.Count(calls, "list ") != 2 {
 		t.Errorf("not one attempt for all: %s", calls)
 	}
 }
@@ -235,14 +235,12 @@ func TestReplicaCutOff(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(widgets)}, func(c *Config) { c.Labels = map[string]string{storageversion.AggregatedLabel: "5a1c"} })
 	self := w.register()
 	w.addLease("r1")
-	w.quietly(func() {
+	w.Quietly(func() {
 		lease := w.lease("r1")
 		lease.Labels[storageversion.AggregatedLabel] = "5a1c"
 		lease.Annotations[storageversion.AggregatedResourcesAnnotation] = widgets.String()
 		lease.Annotations[storageversion.ReportedAnnotation] = "true"
-		if err := w.client.Update(t.Context(), lease); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.client.Update(t.Context(), lease))
 	})
 	w.settle()
 	reports, _ := w.reports(widgets)
@@ -251,9 +249,7 @@ func TestReplicaCutOff(t *testing.T) {
 	}
 	w.expectOpen(widgets, "example.com/v1")
 	sv := &v1alpha1.StorageVersion{}
-	if err := w.client.Get(t.Context(), client.ObjectKey{Name: storageversion.Name(widgets)}, sv); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.Get(t.Context(), client.ObjectKey{Name: storageversion.Name(widgets)}, sv))
 	if sv.Labels[storageversion.AggregatedLabel] != "5a1c" {
 		t.Errorf("its labels are %v", sv.Labels)
 	}
@@ -276,13 +272,13 @@ func TestOwnLeaseGone(t *testing.T) {
 	w.expectOpen(configMaps, "v1")
 	w.deleteLease(old)
 	w.setReports(secrets) // buried
-	w.took()
+	w.Took()
 
 	err := w.m.Report(t.Context(), secrets)
 	if !errors.Is(err, ErrLeaseGone) {
 		t.Fatalf("Report: %v, want %v", err, ErrLeaseGone)
 	}
-	if got, want := w.took(), "get StorageVersion core.secrets; list LeaseList"; got != want {
+	if got, want := w.Took(), "get StorageVersion core.secrets; list LeaseList"; got != want {
 		t.Errorf("calls %q, want %q", got, want)
 	}
 	if w.m.ID() != "" {
@@ -293,7 +289,7 @@ func TestOwnLeaseGone(t *testing.T) {
 			t.Errorf("Revision(%s): %v, want all permits closed at once", gr, err)
 		}
 	}
-	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.took() != "" {
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.Took() != "" {
 		t.Errorf("something is reported without a registration: %v, %v", wait, err)
 	}
 	w.register()
@@ -333,9 +329,9 @@ func TestLostDuringReport(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)})
 	w.register()
 	w.settle()
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "list LeaseList" {
-			w.before = nil
+			w.Before = nil
 			w.setReports(secrets)
 			w.observe(secrets)
 		}
@@ -410,12 +406,8 @@ func TestDisappearedStorageVersionIsMadeAgain(t *testing.T) {
 	w.register()
 	w.settle()
 	sv := &v1alpha1.StorageVersion{}
-	if err := w.client.Get(t.Context(), client.ObjectKey{Name: "core.secrets"}, sv); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.client.Delete(t.Context(), sv.DeepCopy()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.client.Get(t.Context(), client.ObjectKey{Name: "core.secrets"}, sv))
+	must(t, w.client.Delete(t.Context(), sv.DeepCopy()))
 	w.m.ObserveStorageVersion(sv, true)
 	if err := w.m.Ready(); err == nil {
 		t.Error("still ready")
@@ -434,10 +426,8 @@ func TestMarkAfterLoss(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(widgets)}, aggregated)
 	self := w.register()
 	w.settle()
-	w.quietly(func() {
-		if err := w.client.Delete(t.Context(), &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(widgets)}}); err != nil {
-			t.Fatal(err)
-		}
+	w.Quietly(func() {
+		must(t, w.client.Delete(t.Context(), &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(widgets)}}))
 		other := newWorld(t, []Resource{builtin(widgets)}, aggregated, func(c *Config) { c.Client, c.Random = w.client, nil })
 		other.register()
 		other.settle()
@@ -446,7 +436,7 @@ func TestMarkAfterLoss(t *testing.T) {
 		t.Fatalf("the other server has reported %v", reports)
 	}
 	away := errors.New("no answer")
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if strings.HasPrefix(call, "list StorageVersion") {
 			return away
 		}
@@ -455,7 +445,7 @@ func TestMarkAfterLoss(t *testing.T) {
 	if err := w.m.Renew(t.Context()); !errors.Is(err, away) || !errors.Is(w.m.LastRenewal(), away) || w.m.Announced() {
 		t.Errorf("it is not known whether the reports stand: Renew returns %v, then LastRenewal %v; announced: %v", err, w.m.LastRenewal(), w.m.Announced())
 	}
-	w.before = nil
+	w.Before = nil
 	if err := w.m.Renew(t.Context()); err != nil || w.m.LastRenewal() != nil || w.m.Announced() {
 		t.Errorf("the report is lost: Renew returns %v, then LastRenewal %v; announced: %v", err, w.m.LastRenewal(), w.m.Announced())
 	}
@@ -468,26 +458,24 @@ func TestMarkAfterLoss(t *testing.T) {
 	default:
 		t.Error("the Lease is not renewed at once after the report")
 	}
-	w.took()
+	w.Took()
 	if err := w.m.Renew(t.Context()); err != nil || !w.m.Announced() {
 		t.Errorf("reported again: %v, announced: %v", err, w.m.Announced())
 	}
 	w.expectOpen(widgets, "example.com/v1")
-	w.took()
-	if err := w.m.Renew(t.Context()); err != nil || strings.Contains(w.took(), "list StorageVersion") {
+	w.Took()
+	if err := w.m.Renew(t.Context()); err != nil || strings.Contains(w.Took(), "list StorageVersion") {
 		t.Errorf("the StorageVersions are listed at every renewal, %v", err)
 	}
 
 	// Somebody has taken the mark away, for as long as which a loss binds nobody.
-	w.quietly(func() {
+	w.Quietly(func() {
 		lease := w.lease(self)
 		delete(lease.Annotations, storageversion.ReportedAnnotation)
-		if err := w.client.Update(t.Context(), lease); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.client.Update(t.Context(), lease))
 	})
-	w.took()
-	if err := w.m.Renew(t.Context()); err != nil || !w.m.Announced() || !strings.Contains(w.took(), "list StorageVersion") {
+	w.Took()
+	if err := w.m.Renew(t.Context()); err != nil || !w.m.Announced() || !strings.Contains(w.Took(), "list StorageVersion") {
 		t.Errorf("the mark was set again, and the reports not looked at: %v", err)
 	}
 }

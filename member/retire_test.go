@@ -22,7 +22,7 @@ import (
 // StorageVersion's own.
 func (w *world) made() (crd, own types.UID) {
 	w.t.Helper()
-	w.quietly(func() {
+	w.Quietly(func() {
 		var sv v1alpha1.StorageVersion
 		if err := w.client.Get(w.t.Context(), client.ObjectKey{Name: "example.com.widgets"}, &sv); err == nil {
 			crd, own = storageversion.MadeFor(&sv), sv.UID
@@ -48,9 +48,7 @@ func (w *world) settled(m *Member) {
 func withTwo(t *testing.T) (w *world, b *Member) {
 	w = withWidgets(t)
 	b = w.another(9)
-	if err := b.Register(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, b.Register(t.Context()))
 	b.ObserveCRD(w.setCRD("v1"))
 	w.settled(b)
 	w.observe(widgets)
@@ -71,9 +69,7 @@ func TestPausedWriter(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			w, b := withTwo(t)
 			permit, err := w.m.Revision(t.Context(), widgets, v1)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			before, _ := w.reports(widgets)
 			crd := w.setCRD("v1")
 			w.deleteCRD(crd)
@@ -117,7 +113,7 @@ func TestReplacedOnce(t *testing.T) {
 	w, b := withTwo(t)
 	w.deleteCRD(w.setCRD("v1"))
 	again := w.setCRD("v1")
-	w.took()
+	w.Took()
 	b.ObserveCRD(again)
 	w.settled(b)
 	_, own := w.made()
@@ -127,7 +123,7 @@ func TestReplacedOnce(t *testing.T) {
 	if uid, now := w.made(); uid != again.UID || now != own {
 		t.Errorf("StorageVersion %s for %s, want %s for %s", now, uid, own, again.UID)
 	}
-	if n := strings.Count(w.took(), "delete StorageVersion"); n != 1 {
+	if n := strings.Count(w.Took(), "delete StorageVersion"); n != 1 {
 		t.Errorf("deleted %d times", n)
 	}
 	w.expectOpen(widgets, v1)
@@ -144,7 +140,7 @@ func TestLateServerDoesNotReplace(t *testing.T) {
 			b.ObserveCRD(w.setCRD("v2"))
 			w.settled(b)
 			_, own := w.made()
-			w.took()
+			w.Took()
 			if event == "deleted" {
 				w.m.ForgetCRD(crd)
 			} else {
@@ -169,16 +165,16 @@ func TestMadeAgainBetweenReads(t *testing.T) {
 	crd := w.setCRD("v1")
 	w.deleteCRD(crd)
 	w.m.ForgetCRD(crd)
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "get StorageVersion example.com.widgets" {
-			w.before = nil
+			w.Before = nil
 			b.ObserveCRD(w.setCRD("v2"))
 			w.settled(b)
 		}
 		return nil
 	}
 	w.settled(w.m)
-	if n := strings.Count(w.took(), "delete StorageVersion"); n != 1 { // b's, of the old one
+	if n := strings.Count(w.Took(), "delete StorageVersion"); n != 1 { // b's, of the old one
 		t.Errorf("deleted %d times", n)
 	}
 	w.expectOpen(widgets, v2)
@@ -193,9 +189,9 @@ func TestDeletedWithoutAnEvent(t *testing.T) {
 	b.ForgetCRD(crd)
 	w.settled(b)
 	w.m.ObserveStorageVersions(nil, 1<<40)
-	w.took()
+	w.Took()
 	w.settled(w.m)
-	if calls := w.took(); strings.Contains(calls, "create") {
+	if calls := w.Took(); strings.Contains(calls, "create") {
 		t.Errorf("calls %s", calls)
 	}
 	if reports, revision := w.reports(widgets); revision != 0 {
@@ -208,10 +204,8 @@ func TestNamesLost(t *testing.T) {
 	w, b := withTwo(t)
 	crd := w.setCRD("v1")
 	crd.Status.Conditions = nil
-	w.quietly(func() {
-		if err := w.client.Status().Update(t.Context(), crd); err != nil {
-			t.Fatal(err)
-		}
+	w.Quietly(func() {
+		must(t, w.client.Status().Update(t.Context(), crd))
 	})
 	w.m.ObserveCRD(crd)
 	w.settled(w.m)
@@ -230,9 +224,7 @@ func TestReplacingEnds(t *testing.T) {
 			w := newWorld(t, nil)
 			members := []*Member{w.m, w.another(seed + 100), w.another(seed + 200)}
 			for _, m := range members {
-				if err := m.Register(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				must(t, m.Register(t.Context()))
 			}
 			crds := []*apiextensionsv1.CustomResourceDefinition{w.setCRD("v1")}
 			flaky := func(string) error {
@@ -241,7 +233,7 @@ func TestReplacingEnds(t *testing.T) {
 				}
 				return nil
 			}
-			w.before, w.after = flaky, flaky
+			w.Before, w.After = flaky, flaky
 			gone := false
 			for range 150 {
 				m, crd := members[rng.IntN(len(members))], crds[rng.IntN(len(crds))]
@@ -265,9 +257,9 @@ func TestReplacingEnds(t *testing.T) {
 					_, _ = m.Step(t.Context())
 				}
 			}
-			w.before, w.after = nil, nil
+			w.Before, w.After = nil, nil
 			last := w.setCRD("v2")
-			w.took()
+			w.Took()
 			for range 10 {
 				for _, m := range members {
 					m.ObserveCRD(last)
@@ -275,7 +267,7 @@ func TestReplacingEnds(t *testing.T) {
 					w.settled(m)
 				}
 			}
-			if n := strings.Count(w.took(), "delete StorageVersion"); n > len(members) {
+			if n := strings.Count(w.Took(), "delete StorageVersion"); n > len(members) {
 				t.Errorf("deleted %d times after the last change", n)
 			}
 			if reports, _ := w.reports(widgets); len(reports) != len(members) {
@@ -307,7 +299,7 @@ func (w *world) expectPermitsOfCRD(members []*Member, crds []*apiextensionsv1.Cu
 
 // observeWith delivers the StorageVersion that the watch sees to a member.
 func (w *world) observeWith(m *Member) {
-	w.quietly(func() {
+	w.Quietly(func() {
 		var sv v1alpha1.StorageVersion
 		if err := w.client.Get(w.t.Context(), client.ObjectKey{Name: "example.com.widgets"}, &sv); err == nil {
 			m.ObserveStorageVersion(&sv, false)
@@ -320,9 +312,9 @@ func TestReplaceConflict(t *testing.T) {
 	w, b := withTwo(t)
 	w.deleteCRD(w.setCRD("v1"))
 	w.m.ObserveCRD(w.setCRD("v2"))
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if strings.HasPrefix(call, "delete StorageVersion") {
-			w.before = nil
+			w.Before = nil
 			reports, _ := w.reports(widgets)
 			w.setReports(widgets, agree.Without(reports, b.ID())...)
 		}
@@ -345,7 +337,7 @@ func TestUnservedIsNotGone(t *testing.T) {
 		if path == "delete StorageVersion" {
 			w.deleteCRD(crd)
 		}
-		w.before = func(call string) error {
+		w.Before = func(call string) error {
 			if strings.HasPrefix(call, path) {
 				return unserved
 			}

@@ -64,9 +64,7 @@ func TestRun(t *testing.T) {
 		eventually(t, "reported again", func() bool { return reported(w, id) })
 	})
 	t.Run("the StorageVersion is deleted", func(t *testing.T) {
-		if err := w.client.Delete(ctx, &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: "core.secrets"}}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.client.Delete(ctx, &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: "core.secrets"}}))
 		eventually(t, "reported again", func() bool { return reported(w, id) })
 	})
 	t.Run("the Lease is deleted", func(t *testing.T) {
@@ -93,7 +91,7 @@ func reported(w *world, id agree.ServerID) bool {
 func TestRunRepeats(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Clock = clock.RealClock{} })
 	failed := 0
-	w.before = func(call string) error {
+	w.Before = func(call string) error {
 		if call == "create StorageVersion core.secrets" && failed < 3 {
 			failed++
 			return errBroken
@@ -110,9 +108,7 @@ func TestRunRepeats(t *testing.T) {
 
 func TestRunAfterDepart(t *testing.T) {
 	w := newWorld(t, nil)
-	if err := w.m.Depart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.m.Depart(t.Context()))
 	w.m.Run(t.Context())
 	if w.m.ID() != "" || len(w.buried) != 0 {
 		t.Errorf("ID %q, buried %v", w.m.ID(), w.buried)

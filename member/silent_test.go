@@ -114,10 +114,8 @@ func TestSilent(t *testing.T) {
 		id := w.m.ID()
 		lease := w.lease(id)
 		delete(lease.Annotations, storageversion.APIAnnotation)
-		w.quietly(func() {
-			if err := w.client.Update(t.Context(), lease); err != nil {
-				t.Fatal(err)
-			}
+		w.Quietly(func() {
+			must(t, w.client.Update(t.Context(), lease))
 		})
 		w.m.ObserveLease(lease, false)
 		w.expectAdmits(false)
@@ -137,7 +135,7 @@ func TestSilent(t *testing.T) {
 		}
 		w.expectAdmits(false)
 	})
-	if calls := w.took(); strings.Contains(calls, "StorageVersion") {
+	if calls := w.Took(); strings.Contains(calls, "StorageVersion") {
 		t.Errorf("calls %s, want none to an API that it does not serve", calls)
 	}
 }
@@ -153,7 +151,7 @@ func TestSilentRun(t *testing.T) {
 		t.Error(err)
 	}
 	<-done
-	if erased != 1 || strings.Contains(w.took(), "StorageVersion") {
+	if erased != 1 || strings.Contains(w.Took(), "StorageVersion") {
 		t.Errorf("deleted %d times", erased)
 	}
 }
@@ -161,10 +159,8 @@ func TestSilentRun(t *testing.T) {
 // erase deletes all StorageVersions, as a silent server does.
 func (w *world) erase() {
 	w.t.Helper()
-	w.quietly(func() {
-		if err := w.client.DeleteAllOf(w.t.Context(), &v1alpha1.StorageVersion{}); err != nil {
-			w.t.Fatal(err)
-		}
+	w.Quietly(func() {
+		must(w.t, w.client.DeleteAllOf(w.t.Context(), &v1alpha1.StorageVersion{}))
 	})
 }
 
@@ -178,9 +174,9 @@ func TestBesideSilent(t *testing.T) {
 		t.Run(at, func(t *testing.T) {
 			w := newWorld(t, []Resource{builtin(secrets)})
 			w.register()
-			w.before = func(call string) error {
+			w.Before = func(call string) error {
 				if call == at {
-					w.before = nil
+					w.Before = nil
 					w.addSilent(off)
 					w.erase()
 				}
@@ -193,9 +189,7 @@ func TestBesideSilent(t *testing.T) {
 			}
 			w.expectOpen(secrets, "v1")
 			w.deleteLease(off)
-			if err := w.m.Report(t.Context(), secrets); err != nil {
-				t.Fatal(err)
-			}
+			must(t, w.m.Report(t.Context(), secrets))
 			reports, _ = w.reports(secrets)
 			if common, _ := agree.Common(reports); common != "v1" {
 				t.Errorf("agreement on %q after its end, reports %v", common, reports)
@@ -215,9 +209,9 @@ func TestSilentBatch(t *testing.T) {
 		t.Run(at, func(t *testing.T) {
 			w := newWorld(t, rs)
 			w.register()
-			w.before = func(call string) error {
+			w.Before = func(call string) error {
 				if call == at {
-					w.before = nil
+					w.Before = nil
 					w.addSilent(off)
 					w.erase()
 				}
@@ -246,10 +240,8 @@ func (w *world) addSilent(id agree.ServerID) {
 	w.addLease(id)
 	lease := w.lease(id)
 	lease.Annotations = map[string]string{storageversion.APIAnnotation: storageversion.APIOff}
-	w.quietly(func() {
-		if err := w.client.Update(w.t.Context(), lease); err != nil {
-			w.t.Fatal(err)
-		}
+	w.Quietly(func() {
+		must(w.t, w.client.Update(w.t.Context(), lease))
 	})
 }
 
@@ -262,10 +254,8 @@ func TestStockServer(t *testing.T) {
 	strip := func(id agree.ServerID) *coordinationv1.Lease {
 		lease := w.lease(id)
 		lease.Annotations = nil
-		w.quietly(func() {
-			if err := w.client.Update(t.Context(), lease); err != nil {
-				t.Fatal(err)
-			}
+		w.Quietly(func() {
+			must(t, w.client.Update(t.Context(), lease))
 		})
 		return lease
 	}
@@ -312,9 +302,7 @@ func TestSilentTellsTimeByItself(t *testing.T) {
 		}
 	}
 	monotonic("after the registration")
-	if err := w.m.Renew(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.m.Renew(t.Context()))
 	monotonic("after a renewal")
 }
 

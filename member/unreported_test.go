@@ -46,18 +46,14 @@ func TestUnreportedIsLogged(t *testing.T) {
 	w.m.mu.Lock()
 	c, err := w.m.claim(secrets)
 	w.m.mu.Unlock()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.m.sayUnreported()
 	w.clock.Step(unreportedAfter)
 	w.m.sayUnreported()
 	if len(lines) != 1 || !strings.Contains(lines[0], "secrets closed wants=v1 reports=@0 attempt=1") {
 		t.Errorf("logged are %q", lines)
 	}
-	if err := w.m.process(t.Context(), []claim{c}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, w.m.process(t.Context(), []claim{c}))
 	w.clock.Step(unreportedAgain)
 	if w.m.sayUnreported(); len(lines) != 1 {
 		t.Errorf("logged are %q after the report", lines)
