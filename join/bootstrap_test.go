@@ -61,9 +61,7 @@ func TestRolesMadeAgain(t *testing.T) {
 	if j.restoreRoles(t.Context(), &said); !strings.Contains(said, roles.All[0].User()) {
 		t.Errorf("where nothing is missing it says %q", said)
 	}
-	if err := kube.RbacV1().ClusterRoles().Delete(t.Context(), "concord:"+roles.Trigger.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, kube.RbacV1().ClusterRoles().Delete(t.Context(), "concord:"+roles.Trigger.Name, metav1.DeleteOptions{}))
 	if j.restoreRoles(t.Context(), &said); said != "" {
 		t.Errorf("after one was deleted it says %q", said)
 	}

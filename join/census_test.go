@@ -17,9 +17,7 @@ import (
 // that is stored elsewhere, of which a migration's own result would be believed.
 func TestNotStored(t *testing.T) {
 	scheme := runtime.NewScheme()
-	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	must(t, apiextensionsv1.AddToScheme(scheme))
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com"}}
 	j := &Join{crds: &definitions{stores: true}, clients: &clients{objects: fake.NewClientBuilder().WithScheme(scheme).WithObjects(crd).Build()}}
 	for resource, want := range map[string]bool{"widgets": false, "gadgets": true} {

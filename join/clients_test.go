@@ -28,12 +28,8 @@ func TestAsComponent(t *testing.T) {
 			t.Fatal("the caller's config is changed")
 		}
 		client, err := rest.UnversionedRESTClientFor(withCodec(told))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := client.Get().AbsPath("/version").Do(t.Context()).Error(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, client.Get().AbsPath("/version").Do(t.Context()).Error())
 		id := compat.Identify(header.Get("X-Concord-Component-Version"), header.Get("User-Agent"))
 		if id.Component != component || id.Version.String() != "1.36" {
 			t.Errorf("%s is taken for %+v: %v", component, id, header)
@@ -56,13 +52,9 @@ func TestControllersTellThatTheyAre(t *testing.T) {
 	defer backend.Close()
 	emulation := version.MustParse("1.35")
 	all, err := newClients(Config{Loopback: &rest.Config{Host: backend.URL}, Emulation: emulation, RBAC: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	trigger, err := all.as(roles.Trigger)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, c := range map[string]struct {
 		component compat.Component
 		user      string
@@ -93,13 +85,9 @@ func TestForbidden(t *testing.T) {
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
 	defer backend.Close()
 	all, err := newClients(Config{Loopback: &rest.Config{Host: backend.URL}, Emulation: version.MustParse("1.35"), RBAC: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	trigger, err := all.as(roles.Trigger)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, test := range []struct {
 		asks   client.Client
 		status int

@@ -33,9 +33,7 @@ func gadgets(annotations map[string]string) *apiextensionsv1.CustomResourceDefin
 func withGadgets(t *testing.T) *fake.ClientBuilder {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	must(t, apiextensionsv1.AddToScheme(scheme))
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(gadgets(nil))
 }
 
@@ -44,9 +42,7 @@ func withGadgets(t *testing.T) *fake.ClientBuilder {
 func TestChangeIsNoticed(t *testing.T) {
 	kept := func(annotations map[string]string) *apiextensionsv1.CustomResourceDefinition {
 		obj, err := withoutSchemas(gadgets(annotations))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return obj.(*apiextensionsv1.CustomResourceDefinition)
 	}
 	mended := kept(nil)
@@ -97,9 +93,7 @@ func TestDefinitionsAreListed(t *testing.T) {
 		},
 	}).Build()
 	d := &definitions{informer: informDefinitions(objects, 0), stores: true}
-	if err := d.informer.SetTransform(withoutSchemas); err != nil {
-		t.Fatal(err)
-	}
+	must(t, d.informer.SetTransform(withoutSchemas))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	go d.run(ctx)

@@ -30,9 +30,7 @@ func TestStoresNothing(t *testing.T) {
 	} {
 		r := httptest.NewRequest(test.method, test.path, nil)
 		info, err := resolver.NewRequestInfo(r)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, ok := describe(r.WithContext(apirequest.WithRequestInfo(r.Context(), info)))
 		if !ok || got.StoresNothing != test.want {
 			t.Errorf("%s %s: %+v, %t", test.method, test.path, got, ok)

@@ -70,9 +70,7 @@ type hosted struct {
 func startTestEtcd(t *testing.T) string {
 	t.Helper()
 	etcd, err := etcdtest.Start(etcdtest.Config(t.TempDir()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(etcd.Close)
 	return etcdtest.Endpoint(etcd)
 }
@@ -87,18 +85,12 @@ func newHosted(t *testing.T) *hosted {
 		return *c
 	}
 	hostEtcd, err := Dial(t.Context(), backend("/host"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = hostEtcd.Close() }) // it is the test's end
 	groups, err := localGroups(&storing{config: Config{Etcd: backend("/host")}}, hostEtcd.Client())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	handler, err := local.Handler(groups...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server, direct := httptest.NewServer(h.hostHandler(handler)), httptest.NewServer(handler)
 	h.disconnect = server.CloseClientConnections
 	t.Cleanup(server.Close)
@@ -109,9 +101,7 @@ func newHosted(t *testing.T) *hosted {
 		Binary: v, Emulation: v, MinCompatibility: v,
 		IdentityLeaseDuration: 2 * time.Second, IdentityLeaseRenewInterval: 500 * time.Millisecond, ControllerLeaseDuration: time.Second,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h.j.hosting.Look = 100 * time.Millisecond
 	h.start(direct.URL)
 	return h
@@ -121,29 +111,17 @@ func newHosted(t *testing.T) *hosted {
 func (h *hosted) start(url string) {
 	h.t.Helper()
 	codec, err := jsonCodec(serializer.NewCodecFactory(registry.LeaseScheme), coordinationv1.SchemeGroupVersion)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
 	options, err := h.j.storing.storageOf(things, codec)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
 	var destroy func()
 	h.store, destroy, err = options.Decorator(options.StorageConfig, "/things", thingKey, func() runtime.Object { return &coordinationv1.Lease{} },
 		func() runtime.Object { return &coordinationv1.LeaseList{} }, storage.DefaultClusterScopedAttr, nil, nil)
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	if err := h.j.serveStorageVersions(nil); err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
+	must(h.t, h.j.serveStorageVersions(nil))
 	h.j.hosting.Reports, err = h.j.reportsOf(func(schema.GroupVersionResource) bool { return true })
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	if err := h.j.reporting.member.SetBuiltins(h.j.hosting.Reports); err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, err)
+	must(h.t, h.j.reporting.member.SetBuiltins(h.j.hosting.Reports))
 	h.local = h.j.clients.objects
 	if h.host, err = NewClient(&rest.Config{Host: url}); err != nil {
 		h.t.Fatal(err)
@@ -249,19 +227,13 @@ func TestHostingCutOff(t *testing.T) {
 	h.answer.Store(http.StatusInternalServerError)
 	h.disconnect()
 	sv := &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(things)}}
-	if err := h.host.Delete(t.Context(), sv); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.host.Delete(t.Context(), sv))
 	other, err := member.New(member.Config{
 		Client: h.host.(client.WithWatch), Bury: func(context.Context, agree.ServerID) error { return nil },
 		Versions: h.j.config.versions(), Labels: map[string]string{storageversion.AggregatedLabel: "other"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(other.SetBuiltins(h.j.hosting.Reports), other.Register(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, errors.Join(other.SetBuiltins(h.j.hosting.Reports), other.Register(t.Context())))
 	if _, err := other.Step(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -301,9 +273,7 @@ func TestHostingFlaps(t *testing.T) {
 	h.loseAndServeNone()
 	h.only.Store(true) // of Leases it knows all the time
 	h.answer.Store(http.StatusNotFound)
-	if err := h.j.running.depart(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.j.running.depart())
 	if left := h.hostLeases(); len(left) != 0 {
 		t.Errorf("it has left the Leases %v in the host", left)
 	}
@@ -344,9 +314,7 @@ func TestHostingForbids(t *testing.T) {
 	// A Lease of a registration that is gone does not wait for the answer.
 	h.silent.Store(true)
 	id := h.j.reporting.member.ID()
-	if err := h.local.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(id)}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.local.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(id)}}))
 	h.eventually("the Lease of the registration that is gone is taken back", func() error {
 		if left := h.hostLeases(); len(left) != 0 {
 			return fmt.Errorf("the host has the Leases %v", left)
@@ -363,9 +331,7 @@ func TestHostingForbids(t *testing.T) {
 func (h *hosted) loseAndServeNone() {
 	h.t.Helper()
 	h.refuse.Store(true)
-	if err := h.host.Delete(h.t.Context(), &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(things)}}); err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, h.host.Delete(h.t.Context(), &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(things)}}))
 	h.wantRefused("not reported to the host cluster")
 	h.answer.Store(http.StatusNotFound)
 	h.wantWritable()
@@ -376,9 +342,7 @@ func (h *hosted) loseAndServeNone() {
 func (h *hosted) hostLeases() []string {
 	h.t.Helper()
 	leases := &coordinationv1.LeaseList{}
-	if err := h.host.List(context.Background(), leases, client.HasLabels{storageversion.AggregatedLabel}); err != nil {
-		h.t.Fatal(err)
-	}
+	must(h.t, h.host.List(context.Background(), leases, client.HasLabels{storageversion.AggregatedLabel}))
 	var names []string
 	for i := range leases.Items {
 		names = append(names, leases.Items[i].Name)
@@ -515,9 +479,7 @@ func TestHosting(t *testing.T) {
 	// Buried by others, as after a pause: it is registered anew, and reported anew.
 	h.refuse.Store(true)
 	id := h.j.reporting.member.ID()
-	if err := h.local.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(id)}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.local.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(id)}}))
 	h.eventually("it is registered anew", func() error {
 		if now := h.j.reporting.member.ID(); now == "" || now == id {
 			return errors.New("not yet")
@@ -538,9 +500,7 @@ func TestHosting(t *testing.T) {
 	// Its Lease in the host was deleted by mistake, and then the host turned into one that
 	// serves no StorageVersions, for a while.
 	h.refuse.Store(true)
-	if err := h.host.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(h.reports(h.host)[0].Server)}}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.host.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(h.reports(h.host)[0].Server)}}))
 	h.wantRefused("not reported to the host cluster")
 	h.answer.Store(http.StatusNotFound)
 	h.wantWritable()
@@ -549,9 +509,7 @@ func TestHosting(t *testing.T) {
 	h.refuse.Store(false)
 	h.wantWritable()
 
-	if err := h.j.running.depart(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, h.j.running.depart())
 	if own, host := h.reports(h.local), h.reports(h.host); len(own)+len(host) != 0 {
 		t.Errorf("it left %v in its own etcd and %v in the host", own, host)
 	}
@@ -559,5 +517,12 @@ func TestHosting(t *testing.T) {
 	defer h.mu.Unlock()
 	if len(h.early) > 0 {
 		t.Errorf("buried in the host, with the permission to write: %v", h.early)
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

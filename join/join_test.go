@@ -80,9 +80,7 @@ func TestAddFlags(t *testing.T) {
 				t.Errorf("%s: --%s is %s by default, want %s", test.name, flag, got, want)
 			}
 		}
-		if err := fs.Parse(test.flags); err != nil {
-			t.Fatal(err)
-		}
+		must(t, fs.Parse(test.flags))
 		if got := test.from.withDefaults(); got.IdentityLeaseRenewInterval != test.want || got.ValidateFlags() != nil {
 			t.Errorf("%s: renewals every %v, want %v; %v", test.name, got.IdentityLeaseRenewInterval, test.want, got.ValidateFlags())
 		}

@@ -31,9 +31,7 @@ func TestKindsOfAggregated(t *testing.T) {
 	}))
 	defer server.Close()
 	client, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	k := newKinds(nil, client)
 	if kind, err := k.Kind(t.Context(), schema.GroupResource{Group: "here.example.com", Resource: "things"}); err != nil || kind != "Thing" {
 		t.Errorf("things are of the kind %q, %v", kind, err)

@@ -47,9 +47,7 @@ func TestServedMigrations(t *testing.T) {
 // report nothing, and aggregated servers, must not keep the protocol's controllers from running.
 func TestNewLeading(t *testing.T) {
 	made, err := newClients(Config{Loopback: &rest.Config{Host: "https://127.0.0.1:1"}, RBAC: true, Emulation: version.MustParse("1.2")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, test := range []struct {
 		name           string
 		silent         bool

@@ -157,9 +157,7 @@ func TestMetricsReference(t *testing.T) {
 	}
 	golden := filepath.Join("..", "docs", "metrics.md")
 	if os.Getenv("CONCORD_UPDATE") != "" {
-		if err := os.WriteFile(golden, []byte(page.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(golden, []byte(page.String()), 0o600))
 	}
 	if want, err := os.ReadFile(golden); err != nil || string(want) != page.String() {
 		t.Errorf("error %v; %s is not what the code says: run make generate", err, golden)

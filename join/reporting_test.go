@@ -46,31 +46,21 @@ func newStores(t *testing.T, resources ...schema.GroupResource) *storing {
 	t.Helper()
 	const nowhere = "http://127.0.0.1:1"
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{nowhere}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	f, err := fence.New(fence.Config{Client: client, Permits: refusing{t}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(f.Close)
 	s := &storing{fence: f, cached: f.Decorator(false), uncached: f.Decorator(false)}
 	s.config.Etcd.Prefix, s.config.Etcd.Transport.ServerList = "/registry", []string{nowhere}
 	codec, err := jsonCodec(serializer.NewCodecFactory(registry.LeaseScheme), coordinationv1.SchemeGroupVersion)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, gr := range resources {
 		options, err := s.storageOf(gr, codec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		_, destroy, err := options.Decorator(options.StorageConfig, "/"+gr.Resource, thingKey, newLease,
 			func() runtime.Object { return &coordinationv1.LeaseList{} }, storage.DefaultClusterScopedAttr, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(destroy)
 	}
 	return s
@@ -84,13 +74,9 @@ func twoVersions(t *testing.T) *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(schema.GroupVersion{Group: coordinationv1.GroupName, Version: runtime.APIVersionInternal}, &coordinationv1.Lease{})
 	for _, add := range []func(*runtime.Scheme) error{coordinationv1beta1.AddToScheme, coordinationv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
+		must(t, add(scheme))
 	}
-	if err := scheme.SetVersionPriority(coordinationv1.SchemeGroupVersion, coordinationv1beta1.SchemeGroupVersion); err != nil {
-		t.Fatal(err)
-	}
+	must(t, scheme.SetVersionPriority(coordinationv1.SchemeGroupVersion, coordinationv1beta1.SchemeGroupVersion))
 	return scheme
 }
 
@@ -159,9 +145,7 @@ func TestReportsOf(t *testing.T) {
 	} {
 		j := &Join{storing: s, hosting: test.hosting, config: Config{Schemes: []*runtime.Scheme{registry.LeaseScheme}}}
 		reports, err := j.reportsOf(all)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		got, want := sets.New[schema.GroupResource](), sets.New(test.want...)
 		for _, r := range reports {
 			got.Insert(r.GroupResource)

@@ -69,9 +69,7 @@ func TestDecoratorOf(t *testing.T) {
 		{&storing{sizes: joined.sizes}, none, "Kubernetes'"},
 	} {
 		options, err := test.s.wrap(own).GetRESTOptions(test.resource, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if _, _, err := options.Decorator(options.StorageConfig, "", nil, nil, nil, nil, nil, nil); err != nil || last != test.want {
 			t.Errorf("the store of %s is %s, want %s, error %v", test.resource, last, test.want, err)
 		}
@@ -97,9 +95,7 @@ func TestCompleteCopies(t *testing.T) {
 	config := storagebackend.Config{}
 	given := config.ForResource(schema.GroupResource{Group: apiextensionsapi.GroupName, Resource: "customresourcedefinitions"})
 	options, err := (&storing{}).complete(given.GroupResource, generic.RESTOptions{StorageConfig: given})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if options.StorageConfig == given || given.Codec != nil || given.EncodeVersioner != nil {
 		t.Errorf("the given configuration has become %+v", given)
 	}
@@ -118,9 +114,7 @@ func TestCodecOf(t *testing.T) {
 		"apps":                       "",
 	} {
 		codec, gv, err := codecOf(group)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if want == "" {
 			if codec != nil {
 				t.Errorf("%q has the codec %s", group, codec.Identifier())
@@ -141,9 +135,7 @@ func TestNewStoring(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	j = &Join{config: Config{Silent: true, WatchCacheSizes: []string{"things.example.com#0"}}}
-	if err := j.newStoring(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, j.newStoring())
 	if size, ok := j.storing.sizes[things]; j.storing.fence != nil || !ok || size != 0 {
 		t.Errorf("the fence is %v, sizes %v", j.storing.fence, j.storing.sizes)
 	}
