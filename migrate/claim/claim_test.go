@@ -198,7 +198,7 @@ func TestServerJoins(t *testing.T) {
 	})
 }
 
-// TestDoesNotSucceed: whenever the agreement changes, the migration fails.
+// TestDoesNotSucceed: whenever the agreement or the definition changes, the migration fails, which counts as aborted.
 func TestDoesNotSucceed(t *testing.T) {
 	lost := func(w *world) {
 		w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
@@ -225,16 +225,22 @@ func TestDoesNotSucceed(t *testing.T) {
 			return err
 		}, migrationv1alpha1.ReasonStorageVersionChanged},
 		{"the CRD changes", func(w *world, _ Job) error { w.crd("v1", 2); return nil }, migrationv1alpha1.ReasonCRDChanged},
+		{"the CRD stores another version, fenced", func(w *world, _ Job) error { w.crd("v2", 2); return ErrFenced }, migrationv1alpha1.ReasonCRDChanged},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w := newWorld(t)
 			w.crd("v1", 1)
 			w.migration(nil)
+			values := metered(t, w)
 			w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
 				return Result{}, test.rewrite(w, job)
 			}
 			w.step()
 			w.expectTrue(migrationv1alpha1.MigrationFailed, test.reason)
+			const ended = "storage_migrator_core_migrator_migrations_total resource=batch.example.com/v1, Resource=cronjobs status="
+			if got := values(); got[ended+"Aborted"] != 1 || got[ended+"Failed"] != 0 {
+				t.Errorf("metrics %v", got)
+			}
 		})
 	}
 }

@@ -97,32 +97,6 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// TestSuperseded: a migration whose definition flips while it runs was aborted, and did not fail.
-func TestSuperseded(t *testing.T) {
-	for reason, change := range map[string]func(w *world){
-		migrationv1alpha1.ReasonAgreementLost: func(w *world) {
-			w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
-		},
-		migrationv1alpha1.ReasonStorageVersionChanged: func(w *world) { w.report(agree.Report{Server: self, Encoding: v2}) },
-		migrationv1alpha1.ReasonCRDChanged:            func(w *world) { w.crd("v2", 2) },
-	} {
-		w := newWorld(t)
-		values := metered(t, w)
-		w.crd("v1", 1)
-		w.migration(nil)
-		w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
-			change(w)
-			return Result{}, ErrFenced
-		}
-		w.step()
-		w.expectTrue(migrationv1alpha1.MigrationFailed, reason)
-		const ended = "storage_migrator_core_migrator_migrations_total resource=batch.example.com/v1, Resource=cronjobs status="
-		if got := values(); got[ended+"Aborted"] != 1 || got[ended+"Failed"] != 0 {
-			t.Errorf("%s: metrics %v", reason, got)
-		}
-	}
-}
-
 // TestLabel: a migration that names no version has the encoding's, whatever encrypts it.
 func TestLabel(t *testing.T) {
 	for encoding, want := range map[agree.Encoding]string{
