@@ -87,25 +87,6 @@ func reported(w *world, id agree.ServerID) bool {
 	return slices.ContainsFunc(reports, func(r agree.Report) bool { return r.Server == id }) && w.status(secrets).Revision == at
 }
 
-// TestRunRepeats: a report that failed is due again without being asked for.
-func TestRunRepeats(t *testing.T) {
-	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Clock = clock.RealClock{} })
-	failed := 0
-	w.Before = func(call string) error {
-		if call == "create StorageVersion core.secrets" && failed < 3 {
-			failed++
-			return errBroken
-		}
-		return nil
-	}
-	var wg sync.WaitGroup
-	defer wg.Wait()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	wg.Go(func() { w.m.Run(ctx) })
-	eventually(t, "ready", func() bool { return w.m.Ready() == nil })
-}
-
 func TestRunAfterDepart(t *testing.T) {
 	w := newWorld(t, nil)
 	must(t, w.m.Depart(t.Context()))
