@@ -117,9 +117,7 @@ func TestCacheIsNotHandedOn(t *testing.T) {
 	eventually(t, "the cache to end with its store", func() bool { return streams.open.Load() == 1 })
 	v1, _ := w.widgetStore(widgetsV1, widgetsV2, true)
 	eventually(t, "the other version's cache to be filled", func() bool { return v1.ReadinessCheck() == nil })
-	if n := streams.open.Load(); n != 2 {
-		t.Errorf("%d caches of two versions", n)
-	}
+	eventually(t, "two caches of two versions", func() bool { return streams.open.Load() == 2 })
 }
 
 // The fields that select objects are part of how a store reads.

@@ -88,11 +88,9 @@ func TestForward(t *testing.T) {
 			f.waitLong()
 			f.buildNew()
 			rev := f.report(widgets, by(self, encV2))
-			done := make(chan error, 1)
-			go func() {
-				done <- f.old.Create(f.Context(), "/example.com/widgets/first", widget(widgetsV1, "first", "m"), nil, 0)
-			}()
-			eventually(t, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+			done := f.waits(func() error {
+				return f.old.Create(f.Context(), "/example.com/widgets/first", widget(widgetsV1, "first", "m"), nil, 0)
+			})
 			f.permits.grant(widgets, encV2, rev)
 			f.stepUntil(done)
 			f.wantForwarded()
@@ -121,6 +119,15 @@ func TestForwardWithoutTheCachedObject(t *testing.T) {
 	}
 }
 
+// waits has a call wait for a newer store.
+func (f *flip) waits(call func() error) <-chan error {
+	f.Helper()
+	done := make(chan error, 1)
+	go func() { done <- call() }()
+	eventually(f, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+	return done
+}
+
 // stepUntil moves the clock until the call is done, which must succeed.
 func (f *flip) stepUntil(done <-chan error) {
 	f.Helper()
@@ -146,11 +153,9 @@ func TestNewestStoreAheadOfTheReport(t *testing.T) {
 	f.buildNew()
 	f.permit(widgets, encV2)
 	newest, _ := f.widgetStore(widgetsV1, widgetsV1, false)
-	done := make(chan error, 1)
-	go func() {
-		done <- newest.Create(f.Context(), "/example.com/widgets/new", widget(widgetsV1, "new", "m"), nil, 0)
-	}()
-	eventually(t, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+	done := f.waits(func() error {
+		return newest.Create(f.Context(), "/example.com/widgets/new", widget(widgetsV1, "new", "m"), nil, 0)
+	})
 	f.permit(widgets, encV1)
 	f.stepUntil(done)
 	if v, _ := f.storedAs("new"); v != string(encV1) {
@@ -161,11 +166,9 @@ func TestNewestStoreAheadOfTheReport(t *testing.T) {
 func TestForwardWaitsForTheNewerStore(t *testing.T) {
 	f := newFlip(t, false)
 	f.permit(widgets, encV2)
-	done := make(chan error, 1)
-	go func() {
-		done <- f.old.GuaranteedUpdate(f.Context(), "/example.com/widgets/existing", emptyWidget(widgetsV1), false, nil, setSize("l"), nil)
-	}()
-	eventually(t, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+	done := f.waits(func() error {
+		return f.old.GuaranteedUpdate(f.Context(), "/example.com/widgets/existing", emptyWidget(widgetsV1), false, nil, setSize("l"), nil)
+	})
 	f.widgetStore(widgetsV2, widgetsV2, false) // serves another version
 	select {
 	case err := <-done:
@@ -188,12 +191,10 @@ func TestForwardWaitsForTheNewerStore(t *testing.T) {
 func TestForwardTwice(t *testing.T) {
 	f := newFlip(t, false)
 	f.permit(widgets, encV2)
-	done := make(chan error, 1)
 	f.widgetStore(widgetsV1, widgetsV1, false) // built for a change of the schema only
-	go func() {
-		done <- f.old.Create(f.Context(), "/example.com/widgets/new", widget(widgetsV1, "new", "m"), nil, 0)
-	}()
-	eventually(t, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+	done := f.waits(func() error {
+		return f.old.Create(f.Context(), "/example.com/widgets/new", widget(widgetsV1, "new", "m"), nil, 0)
+	})
 	f.widgetStore(widgetsV1, widgetsV2, false)
 	if err := <-done; err != nil {
 		t.Fatalf("create: %v", err)
@@ -230,11 +231,9 @@ func TestForwardGivesUp(t *testing.T) {
 			before := f.stored("/example.com/widgets")
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			done := make(chan error, 1)
-			go func() {
-				done <- f.old.Create(ctx, "/example.com/widgets/new", widget(widgetsV1, "new", "m"), nil, 0)
-			}()
-			eventually(t, "the call to wait", func() bool { return f.fence.registry.waiting(widgets) == 1 })
+			done := f.waits(func() error {
+				return f.old.Create(ctx, "/example.com/widgets/new", widget(widgetsV1, "new", "m"), nil, 0)
+			})
 			tc.end(f, cancel)
 			wantUnavailable(t, <-done)
 			if got := f.stored("/example.com/widgets"); got != before {
