@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"net/http"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -99,31 +96,6 @@ func (s *testServer) wantAround(result Result, err error, names []types.Namespac
 	}
 	if left := s.unwritten(); len(left) != len(names) {
 		s.t.Errorf("%d objects were not written, want %d: %v", len(left), len(names), left)
-	}
-}
-
-// TestUnreadableAnywhere: at random places no object that can be read is left, and one that
-// cannot is counted, whatever the server says of it.
-func TestUnreadableAnywhere(t *testing.T) {
-	for seed := range uint64(12) {
-		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			t.Parallel()
-			random := rand.New(rand.NewPCG(seed, 0))
-			s := startServer(t, 0)
-			for range 200 {
-				s.create(types.NamespacedName{Namespace: fmt.Sprint("ns-", random.IntN(4)), Name: fmt.Sprintf("pod-%x", random.IntN(1<<20))})
-			}
-			all := slices.SortedFunc(maps.Keys(s.objects), func(a, b types.NamespacedName) int { return strings.Compare(a.String(), b.String()) })
-			var names []types.NamespacedName
-			for _, n := range all {
-				if random.IntN(20) == 0 {
-					names = append(names, n)
-				}
-			}
-			s.breakAll(alike, names...)
-			result, err := s.run(Options{PageSize: 1 + random.IntN(100)})
-			s.wantAround(result, err, names)
-		})
 	}
 }
 

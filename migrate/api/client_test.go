@@ -22,9 +22,7 @@ func TestTelling(t *testing.T) {
 	}))
 	defer server.Close()
 	client, err := NewClient(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var told []string
 	client = client.Telling(func(resourceVersion string) { told = append(told, resourceVersion) })
 	for _, now = range []string{"7", "9", "7"} {

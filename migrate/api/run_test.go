@@ -49,9 +49,7 @@ func TestEveryObject(t *testing.T) {
 		}
 		last = r
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if result.Progress != (Progress{Expected: 700, Total: 700, Patched: 700}) || last.Progress != result.Progress {
 		t.Errorf("result %+v, last report %+v", result, last)
 	}
@@ -103,9 +101,7 @@ func TestThrottled(t *testing.T) {
 		return apierrors.NewTooManyRequests("too many", 1)
 	}
 	result, err := s.run(Options{MaxParallel: 12})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if result.Patched != 400 || result.Throttled == 0 || result.Throttled > 60 {
 		t.Errorf("result %+v", result)
 	}
@@ -141,9 +137,7 @@ func TestContinueExpires(t *testing.T) {
 				return err
 			}
 			result, err := s.run(Options{PageSize: 50})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			left := slices.DeleteFunc(s.unwritten(), func(n types.NamespacedName) bool { return n.Namespace == "ns-9" })
 			if expired != 2 || len(left) > 0 || result.Total != result.Patched+result.Overtaken+result.Gone {
 				t.Errorf("expired %d times, left %v, result %+v", expired, left, result)
@@ -172,9 +166,7 @@ func TestOvertaken(t *testing.T) {
 		return nil
 	}
 	result, err := s.run(Options{MaxParallel: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if result.Progress != (Progress{Expected: 40, Total: 40, Patched: 37, Overtaken: 1, Gone: 2}) {
 		t.Errorf("result %+v", result)
 	}
@@ -222,9 +214,7 @@ func TestFailures(t *testing.T) {
 				defer mu.Unlock()
 				told[f.NamespacedName] = f.Reason
 			}})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if result.Failed[0].Reason != test.reason || result.Failed[0].Detail == "" || len(result.Failed) != 2 || result.Progress.Failed[test.reason] != 3 || result.Patched != 57 {
 				t.Errorf("result %+v", result)
 			}
@@ -390,9 +380,7 @@ func TestServerAway(t *testing.T) {
 	s.answer = nil
 	clear(s.asked)
 	second, err := s.run(Options{PageSize: 20, Resume: first.Cursor})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	done := int(first.Cursor.Progress.Patched)
 	if second.Total != 300 || second.Patched+second.Overtaken != 300 || len(s.asked) != 300-done {
 		t.Errorf("%d were done; then %d were asked for: %+v", done, len(s.asked), second)

@@ -94,9 +94,7 @@ func (s *testServer) engine() *Engine {
 	s.http = httptest.NewServer(s)
 	s.t.Cleanup(s.http.Close)
 	client, err := NewClient(&rest.Config{Host: s.http.URL})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	return New(client)
 }
 
@@ -313,4 +311,11 @@ func (s *testServer) unwritten() []types.NamespacedName {
 		}
 	}
 	return names
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

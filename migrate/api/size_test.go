@@ -58,9 +58,7 @@ func TestListOfLarge(t *testing.T) {
 	}))
 	defer server.Close()
 	client, err := NewClient(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, test := range []struct {
 		each int
 		want []int
