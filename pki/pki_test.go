@@ -41,15 +41,11 @@ func TestCertificatesAreShared(t *testing.T) {
 		return
 	}
 	ca, err := os.ReadFile(filepath.Join(dir, CACertName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	servers := map[string]bool{}
 	for _, file := range files {
 		config, err := clientcmd.BuildConfigFromFlags("", file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if string(config.CAData) != string(ca) {
 			t.Errorf("%s has another CA", file)
 		}
@@ -59,9 +55,7 @@ func TestCertificatesAreShared(t *testing.T) {
 		t.Errorf("kubeconfigs are for %v, want three servers", servers)
 	}
 	again, err := certificatesOf(dir, loopback, 7000)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if again.AdminKubeconfig != files[0] {
 		t.Errorf("a restart writes %s, was %s", again.AdminKubeconfig, files[0])
 	}
@@ -75,12 +69,8 @@ func TestForeignCA(t *testing.T) {
 		}
 	}
 	key, err := os.ReadFile(filepath.Join(other, CAKeyName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, CAKeyName), key, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, CAKeyName), key, 0o600))
 	if _, err := certificatesOf(dir, nil, 7000); err == nil || !strings.Contains(err.Error(), "do not belong together") {
 		t.Errorf("a foreign CA key: %v, want a refusal", err)
 	}
@@ -93,9 +83,7 @@ func TestServingCertificateNamesTheAddress(t *testing.T) {
 	names := func(bind, address string) bool {
 		t.Helper()
 		c, err := certificatesOf(dir, net.ParseIP(bind), 7000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return servingCertificate(t, c).VerifyHostname(address) == nil
 	}
 	for _, test := range []struct{ bind, address string }{{"127.0.0.1", "127.0.0.1"}, {"192.0.2.1", "192.0.2.1"}, {"192.0.2.1", "127.0.0.1"}, {"0.0.0.0", "127.0.0.1"}} {
@@ -108,9 +96,7 @@ func TestServingCertificateNamesTheAddress(t *testing.T) {
 		t.Error("a server takes away the name of another")
 	}
 	_, own, err := ownNames()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, ip := range own {
 		if !names("0.0.0.0", ip.String()) {
 			t.Errorf("bound to all addresses, the certificate is not for %s", ip)
@@ -121,9 +107,7 @@ func TestServingCertificateNamesTheAddress(t *testing.T) {
 func servingCertificate(t *testing.T, c *Certificates) *x509.Certificate {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return pair.Leaf
 }
 
@@ -142,13 +126,9 @@ func TestCertificatesAfterACutOffStart(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			dir := t.TempDir()
 			c, err := certificatesOf(dir, nil, 7000)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			before, err := clientcmd.LoadFromFile(c.AdminKubeconfig)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			cut(t, dir)
 			if c, err = certificatesOf(dir, nil, 7000); err != nil {
 				t.Fatal(err)
@@ -159,9 +139,7 @@ func TestCertificatesAfterACutOffStart(t *testing.T) {
 				t.Errorf("a kubeconfig from before does not trust the server: %v", err)
 			}
 			config, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if _, err := tls.X509KeyPair(config.CertData, config.KeyData); err != nil {
 				t.Errorf("the administrator's certificate: %v", err)
 			}
@@ -173,9 +151,7 @@ func TestCertificatesAfterACutOffStart(t *testing.T) {
 func TestLostCACertificate(t *testing.T) {
 	dir := t.TempDir()
 	key := filepath.Join(dir, CAKeyName)
-	if err := os.WriteFile(key, []byte("no key"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(key, []byte("no key"), 0o600))
 	_, err := certificatesOf(dir, nil, 7000)
 	if err == nil || !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), "restore it") {
 		t.Errorf("a damaged CA key without its certificate: %v, want a refusal that says what to do", err)
@@ -187,32 +163,22 @@ func TestLostCACertificate(t *testing.T) {
 
 func remove(t *testing.T, dir, name string) {
 	t.Helper()
-	if err := os.Remove(filepath.Join(dir, name)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(filepath.Join(dir, name)))
 }
 
 func copyOver(t *testing.T, dir, from, to string) {
 	t.Helper()
 	content, err := os.ReadFile(filepath.Join(dir, from))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, to), content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.WriteFile(filepath.Join(dir, to), content, 0o600))
 }
 
 func halve(t *testing.T, dir, name string) {
 	t.Helper()
 	file := filepath.Join(dir, name)
 	info, err := os.Stat(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(file, info.Size()/2); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, os.Truncate(file, info.Size()/2))
 }
 
 // TestFrontProxy asserts that servers on one directory show the same certificate to
@@ -223,21 +189,15 @@ func TestFrontProxy(t *testing.T) {
 	made := func() (FrontProxy, *x509.Certificate) {
 		t.Helper()
 		c, err := certificatesOf(dir, nil, 7000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		pair, err := tls.LoadX509KeyPair(c.FrontProxy.CertFile, c.FrontProxy.KeyFile)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return c.FrontProxy, pair.Leaf
 	}
 	files, first := made()
 	pool := func(file string) *x509.CertPool {
 		raw, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		pool := x509.NewCertPool()
 		pool.AppendCertsFromPEM(raw)
 		return pool
@@ -252,9 +212,7 @@ func TestFrontProxy(t *testing.T) {
 	if _, again := made(); !again.Equal(first) {
 		t.Error("a second server has another certificate")
 	}
-	if err := os.Remove(files.CertFile); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(files.CertFile))
 	if _, next := made(); next.Equal(first) || next.CheckSignatureFrom(loadCert(t, files.CAFile)) != nil {
 		t.Error("a lost certificate is not replaced by one of the same CA")
 	}
@@ -263,8 +221,13 @@ func TestFrontProxy(t *testing.T) {
 func loadCert(t *testing.T, file string) *x509.Certificate {
 	t.Helper()
 	certs, err := certutil.CertsFromFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return certs[0]
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

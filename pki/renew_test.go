@@ -23,20 +23,14 @@ import (
 func serve(t *testing.T, certFile, keyFile string) (address string) {
 	t.Helper()
 	content, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", certFile, keyFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	base := &tls.Config{MinVersion: tls.VersionTLS12}
 	controller := dynamiccertificates.NewDynamicServingCertificateController(base, nil, content, nil, nil)
 	content.AddListener(controller)
-	if err := controller.RunOnce(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, controller.RunOnce())
 	base.GetConfigForClient = controller.GetConfigForClient
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", base)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { content.Run(ctx, 1) })
@@ -65,14 +59,10 @@ func TestRenew(t *testing.T) {
 	dir := t.TempDir()
 	now := clocktesting.NewFakeClock(time.Now())
 	c, err := Ensure(Config{Dir: dir, Port: 7000, Clock: now})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	address := serve(t, c.CertFile, c.KeyFile)
 	ca, err := os.ReadFile(c.CAFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	shown := func() (*x509.Certificate, error) {
@@ -92,13 +82,9 @@ func TestRenew(t *testing.T) {
 	}
 	admin := func() *x509.Certificate {
 		config, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		pair, err := tls.X509KeyPair(config.CertData, config.KeyData)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return pair.Leaf
 	}
 	all := func() (certs [3]*x509.Certificate, err error) {
@@ -112,9 +98,7 @@ func TestRenew(t *testing.T) {
 	running.Go(func() { c.Renew(ctx) })
 	defer func() { cancel(); running.Wait() }()
 	before, err := all()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for month := range 18 {
 		await(t, "the renewer waits", func() error {
 			if !now.HasWaiters() {
@@ -141,9 +125,7 @@ func TestRenew(t *testing.T) {
 		}
 	}
 	after, err := all()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i := range after {
 		if after[i].Equal(before[i]) {
 			t.Errorf("certificate %d is the old one", i)
@@ -189,9 +171,7 @@ func TestWithoutKeys(t *testing.T) {
 	t.Run("everything given", func(t *testing.T) {
 		dir := without(t, append(keys, "server-7000.crt", "server-7000.key", adminCertName, adminKeyName, AdminKubeconfigName, FrontProxyCertName, FrontProxyKeyName, FrontProxyCACertName)...)
 		c, err := Ensure(Config{Dir: dir, Port: 7001, ServingCertFile: given(t), ProxyClientCertFile: given(t)})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if c.CAFile != filepath.Join(dir, CACertName) || c.AdminKubeconfig != "" || c.CertFile != "" || c.FrontProxy != (FrontProxy{}) {
 			t.Errorf("it has %+v", c)
 		}
@@ -204,9 +184,7 @@ func TestWithoutKeys(t *testing.T) {
 	t.Run("everything made before", func(t *testing.T) {
 		dir := without(t, keys...)
 		c, err := certificatesOf(dir, nil, 7000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if c.AdminKubeconfig == "" || servingCertificate(t, c) == nil || c.FrontProxy.CertFile == "" {
 			t.Errorf("it has %+v", c)
 		}
@@ -242,9 +220,7 @@ func TestModes(t *testing.T) {
 	}
 	for _, entry := range entries {
 		info, err := entry.Info()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if want := filepath.Ext(entry.Name()) == ".crt"; (info.Mode().Perm() == 0o644) != want || !want && info.Mode().Perm() != 0o600 {
 			t.Errorf("%s has mode %v", entry.Name(), info.Mode())
 		}
@@ -266,16 +242,12 @@ func TestChangeCA(t *testing.T) {
 	read := func(dir, name string) []byte {
 		t.Helper()
 		content, err := os.ReadFile(filepath.Join(dir, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return content
 	}
 	write := func(name string, contents ...[]byte) {
 		t.Helper()
-		if err := os.WriteFile(filepath.Join(dir, name), slices.Concat(contents...), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), slices.Concat(contents...), 0o600))
 	}
 	type state struct {
 		bundle, trusted *x509.CertPool // of servers for their clients, of administrators
@@ -284,17 +256,11 @@ func TestChangeCA(t *testing.T) {
 	now := func() (s state) {
 		t.Helper()
 		c, err := certificatesOf(dir, nil, 7000)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		config, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		pair, err := tls.X509KeyPair(config.CertData, config.KeyData)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		s = state{x509.NewCertPool(), x509.NewCertPool(), servingCertificate(t, c), pair.Leaf}
 		s.bundle.AppendCertsFromPEM(read(dir, CACertName))
 		s.trusted.AppendCertsFromPEM(config.CAData)

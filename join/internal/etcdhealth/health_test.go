@@ -19,19 +19,13 @@ import (
 // TestEtcdHealth follows an etcd that ends and comes back.
 func TestEtcdHealth(t *testing.T) {
 	dir, err := os.MkdirTemp("", "health") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	config := etcdtest.Config(dir+"/data", url.URL{Scheme: "unix", Path: dir + "/etcd.sock"})
 	etcd, err := etcdtest.Start(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + dir + "/etcd.sock"}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h := Watch(client, "/registry", 2*time.Second)
 	until := func(what string, condition func() bool) {
 		t.Helper()
@@ -67,29 +61,21 @@ func TestEtcdHealth(t *testing.T) {
 // TestEtcdHealthPermitted: the user of etcd may read nothing but the prefix.
 func TestEtcdHealthPermitted(t *testing.T) {
 	dir, err := os.MkdirTemp("", "health") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	etcd, err := etcdtest.Start(etcdtest.Config(dir+"/data", url.URL{Scheme: "unix", Path: dir + "/etcd.sock"}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(etcd.Close)
 	as := func(user string) *clientv3.Client {
 		client, err := clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + dir + "/etcd.sock"}, Username: user, Password: user, Logger: zap.NewNop()})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		t.Cleanup(func() { _ = client.Close() })
 		return client
 	}
 	admin := as("")
 	must := func(_ any, err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	for _, user := range []string{"root", "kube"} {
 		must(admin.RoleAdd(t.Context(), user))
@@ -176,5 +162,12 @@ func TestEtcdHealthBack(t *testing.T) {
 	health := &Health{answers: h, space: &space{}}
 	if health.Restored().Check(nil) == nil || health.Unwritable() == nil {
 		t.Error("it is called healthy, or to take writes")
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

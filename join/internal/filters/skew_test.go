@@ -174,14 +174,3 @@ func TestSkewMetric(t *testing.T) {
 		t.Errorf("by component: %v, want %v, %v", metric, want, err)
 	}
 }
-
-func BenchmarkSkewFilter(b *testing.B) {
-	f := newSkewFilter(skewWindow, (&counts{}).add, logr.Discard())
-	r := sent("kubelet/v1.36.0 (linux/amd64) kubernetes/6ae0e6f", "", "system:node:a")
-	b.ReportAllocs()
-	b.RunParallel(func(pb *testing.PB) {
-		for pb.Next() {
-			f.observe(r)
-		}
-	})
-}
