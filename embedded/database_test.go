@@ -17,22 +17,14 @@ import (
 func stoppedDatabase(t *testing.T) []byte {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "db") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	etcd, err := StartEtcd(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := etcd.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, etcd.Close())
 	file := filepath.Join(dir, EtcdDirName, "member", "snap", "db")
 	db, err := bolt.Open(file, 0o600, &bolt.Options{NoFreelistSync: true, NoSync: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for round := range 4 {
 		err := db.Update(func(tx *bolt.Tx) error {
 			b := tx.Bucket([]byte("key"))
@@ -43,21 +35,15 @@ func stoppedDatabase(t *testing.T) []byte {
 			}
 			return b.Put([]byte("large"), make([]byte, 5*os.Getpagesize()))
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	var size int64 // of the part in use; bbolt makes files larger
 	if err := db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }); err != nil {
 		t.Fatal(err)
 	}
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Close())
 	content, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return content[:size]
 }
 
@@ -65,16 +51,12 @@ func stoppedDatabase(t *testing.T) []byte {
 func usable(t *testing.T, file string) {
 	t.Helper()
 	db, err := bolt.Open(file, 0o600, &bolt.Options{NoFreelistSync: true, NoSync: true, Timeout: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = db.Close() }()
 	err = db.Update(func(tx *bolt.Tx) error {
 		return tx.ForEach(func(_ []byte, b *bolt.Bucket) error { return b.Put([]byte("new"), nil) })
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // TestCheckDatabase damages every page in several ways: the check says so, or the database
@@ -86,9 +68,7 @@ func TestCheckDatabase(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	try := func(what string, damage func(content []byte) []byte) (damaged bool) {
 		t.Helper()
-		if err := os.WriteFile(file, damage(append([]byte(nil), content...)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(file, damage(append([]byte(nil), content...)), 0o600))
 		err := CheckDatabase(file, time.Second)
 		if err != nil && !errors.Is(err, ErrDamaged) {
 			t.Errorf("%s: %v", what, err)
@@ -134,18 +114,12 @@ func TestCheckDatabase(t *testing.T) {
 // TestStartKilledEarly: a first start that was killed may leave an empty database.
 func TestStartKilledEarly(t *testing.T) {
 	dir, err := os.MkdirTemp("", "db") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	snap := filepath.Join(dir, EtcdDirName, "member", "snap")
-	if err := errors.Join(os.MkdirAll(snap, 0o700), os.WriteFile(filepath.Join(snap, "db"), nil, 0o600)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.MkdirAll(snap, 0o700), os.WriteFile(filepath.Join(snap, "db"), nil, 0o600)))
 	etcd, err := StartEtcd(t.Context(), dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := etcd.Close(); err != nil {
 		t.Error(err)
 	}
@@ -155,26 +129,16 @@ func TestStartKilledEarly(t *testing.T) {
 // and nothing else ever is.
 func TestFirstStartCutOff(t *testing.T) {
 	dir, err := os.MkdirTemp("", "db") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	finish, err := beginFirst(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_ = finish // the process ends here, with some of etcd's files written
-	if err := os.MkdirAll(filepath.Join(dir, EtcdDirName, "member", "wal"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(filepath.Join(dir, EtcdDirName, "member", "wal"), 0o700))
 	for range 3 {
 		etcd, err := StartEtcd(t.Context(), dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := etcd.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, etcd.Close())
 		if aside, err := filepath.Glob(filepath.Join(dir, EtcdDirName+".unfinished-*")); err != nil || len(aside) != 1 {
 			t.Errorf("put aside: %v, %v", aside, err)
 		}
@@ -190,15 +154,11 @@ func TestCheckDatabaseInUse(t *testing.T) {
 		t.Errorf("no file: %v", err)
 	}
 	db, err := bolt.Open(file, 0o600, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := CheckDatabase(file, time.Millisecond); !errors.Is(err, bolterrors.ErrTimeout) {
 		t.Errorf("in use: %v", err)
 	}
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.Close())
 	if err := CheckDatabase(file, time.Second); err != nil {
 		t.Errorf("new: %v", err)
 	}

@@ -17,9 +17,7 @@ import (
 func closedEtcd(t *testing.T) (dataDir string) {
 	t.Helper()
 	dataDir, err := os.MkdirTemp("", "db") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dataDir) })
 	runEtcd(t, dataDir, func(client *clientv3.Client) {
 		for i := range 50 {
@@ -35,17 +33,11 @@ func closedEtcd(t *testing.T) (dataDir string) {
 func runEtcd(t *testing.T, dataDir string, use func(*clientv3.Client)) {
 	t.Helper()
 	etcd, err := StartEtcd(t.Context(), dataDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd.Endpoint}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	use(client)
-	if err := errors.Join(client.Close(), etcd.Close()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(client.Close(), etcd.Close()))
 }
 
 // TestLogCutOff cuts a log off at many places. An etcd that has entries in its database
@@ -65,17 +57,13 @@ func TestLogCutOff(t *testing.T) {
 		t.Fatalf("logs %v: %v", logs, err)
 	}
 	content, err := os.ReadFile(logs[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	used := len(strings.TrimRight(string(content), "\x00"))
 	const cuts = 40
 	for i := range cuts {
 		for how, damaged := range map[string]int{"truncated": used * i / cuts, "zeroed": len(content)} {
 			kept := content[:used*i/cuts]
-			if err := errors.Join(os.WriteFile(logs[0], kept, 0o600), os.Truncate(logs[0], int64(damaged))); err != nil {
-				t.Fatal(err)
-			}
+			must(t, errors.Join(os.WriteFile(logs[0], kept, 0o600), os.Truncate(logs[0], int64(damaged))))
 			if err := checkFiles(dir); !errors.Is(err, ErrDamaged) || !strings.Contains(err.Error(), "the log was cut off") {
 				t.Errorf("%s at %d of %d bytes: %v", how, len(kept), used, err)
 			}
@@ -84,15 +72,11 @@ func TestLogCutOff(t *testing.T) {
 	if etcd, err := StartEtcd(t.Context(), dataDir); !errors.Is(err, ErrDamaged) || strings.Contains(err.Error(), "\n") {
 		t.Errorf("etcd %v starts on a log that was cut off: %v", etcd, err)
 	}
-	if err := os.Remove(logs[0]); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Remove(logs[0]))
 	if err := checkFiles(dir); !errors.Is(err, ErrDamaged) {
 		t.Errorf("without the log: %v", err)
 	}
-	if err := os.WriteFile(logs[0], content, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(logs[0], content, 0o600))
 	runEtcd(t, dataDir, func(client *clientv3.Client) {
 		if got, err := client.Get(context.Background(), "key", clientv3.WithPrefix(), clientv3.WithCountOnly()); err != nil || got.Count != 50 {
 			t.Errorf("with the log put back there are %v keys: %v", got, err)
@@ -124,25 +108,17 @@ func TestClosedFiles(t *testing.T) {
 	}
 	closed()
 	content, err := os.ReadFile(database)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	info, err := os.Stat(database)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	// The same size, and a time of modification that was put back.
-	if err := errors.Join(os.WriteFile(database, content, 0o600), os.Chtimes(database, info.ModTime(), info.ModTime())); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.WriteFile(database, content, 0o600), os.Chtimes(database, info.ModTime(), info.ModTime())))
 	take("written to", false)
 	closed()
 	logs, err := filepath.Glob(filepath.Join(dataDir, EtcdDirName, "member", "wal", "*.wal"))
 	if err != nil || len(logs) == 0 {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(logs[len(logs)-1], 1000); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Truncate(logs[len(logs)-1], 1000))
 	take("the log cut off", false)
 }

@@ -28,9 +28,7 @@ import (
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "etcd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return dir
 }
@@ -38,9 +36,7 @@ func shortDir(t *testing.T) string {
 func start(t *testing.T, dataDir string) *Etcd {
 	t.Helper()
 	etcd, err := StartEtcd(t.Context(), dataDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = etcd.Close() })
 	return etcd
 }
@@ -48,9 +44,7 @@ func start(t *testing.T, dataDir string) *Etcd {
 func dial(t *testing.T, endpoint string) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }
@@ -67,12 +61,8 @@ func plainEtcd(t *testing.T, dataDir string) *embed.Etcd {
 	cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
 	cfg.ZapLoggerBuilder = embed.NewZapLoggerBuilder(EtcdLogger())
 	etcd, err := embed.StartEtcd(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := awaitReady(t.Context(), etcd); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, awaitReady(t.Context(), etcd))
 	return etcd
 }
 
@@ -80,29 +70,21 @@ func plainEtcd(t *testing.T, dataDir string) *embed.Etcd {
 func forge(t *testing.T, client *http.Client, peer string, etcd *clientv3.Client, key string) (int, error) {
 	t.Helper()
 	status, err := etcd.Status(t.Context(), etcd.Endpoints()[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	put, err := proto.Marshal(&etcdserverpb.InternalRaftRequest{
 		Header: &etcdserverpb.RequestHeader{ID: 1},
 		Put:    &etcdserverpb.PutRequest{Key: []byte(key), Value: []byte("forged")},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	term, index := status.RaftTerm+1, status.RaftIndex+1
 	message, err := proto.Marshal(&raftpb.Message{
 		Type: raftpb.MsgApp.Enum(), To: proto.Uint64(status.Header.MemberId), From: proto.Uint64(4711), Term: &term,
 		Index: proto.Uint64(status.RaftIndex), LogTerm: proto.Uint64(status.RaftTerm), Commit: &index,
 		Entries: []*raftpb.Entry{{Type: raftpb.EntryNormal.Enum(), Term: &term, Index: &index, Data: put}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, peer+"/raft", bytes.NewReader(message))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, value := range map[string]string{
 		"X-Server-From": "4711", "X-Server-Version": version.Version, "X-Min-Cluster-Version": version.MinClusterVersion,
 		"X-Etcd-Cluster-ID": fmt.Sprintf("%x", status.Header.ClusterId),
@@ -126,9 +108,7 @@ func do(client *http.Client, request *http.Request) (int, error) {
 func stored(t *testing.T, etcd *clientv3.Client, key string) bool {
 	t.Helper()
 	got, err := etcd.Get(t.Context(), key, clientv3.WithSerializable())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return got.Count > 0
 }
 
@@ -184,13 +164,9 @@ func strangers(t *testing.T) map[string]stranger {
 		return &http.Client{Transport: transport, Timeout: 20 * time.Second}
 	}
 	contents, err := peerCertificates()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	other, err := tls.X509KeyPair(contents[1], contents[2])
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return map[string]stranger{
 		"plain HTTP":                          {with(), "http"},
 		"TLS without a certificate":           {with(), "https"},
@@ -219,9 +195,7 @@ func TestPeerPort(t *testing.T) {
 	for name, c := range strangers(t) {
 		for _, path := range paths {
 			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.scheme+"://"+peer+path, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if code, err := do(c.Client, request); err == nil {
 				t.Errorf("%s: GET %s is answered with %d", name, path, code)
 			}
@@ -231,21 +205,15 @@ func TestPeerPort(t *testing.T) {
 	// The etcd's own certificate shows that this is the port, and is gone with the etcd.
 	file := func(name string) string { return filepath.Join(dataDir, privateDirName, name) }
 	pair, err := tls.LoadX509KeyPair(file(peerCertName), file(peerKeyName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	ca, err := os.ReadFile(file(peerCAName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(ca)
 	own := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}}
 	t.Cleanup(own.CloseIdleConnections)
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+peer+"/version", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if code, err := do(&http.Client{Transport: own}, request); err != nil || code != http.StatusOK {
 		t.Errorf("with the etcd's own certificate: %d %v", code, err)
 	}
@@ -255,9 +223,7 @@ func TestPeerPort(t *testing.T) {
 		}
 	}
 	own.CloseIdleConnections()
-	if err := etcd.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, etcd.Close())
 	if left, err := os.ReadDir(file("")); err != nil || len(left) > 0 {
 		t.Errorf("an etcd that was closed leaves %v behind (%v)", left, err)
 	}
@@ -287,8 +253,6 @@ func TestPlainPeerURL(t *testing.T) {
 		if code, err := forge(t, http.DefaultClient, "http://"+etcd.etcd.Peers[0].Addr().String(), client, "forged"); err == nil {
 			t.Errorf("plain HTTP is answered with %d", code)
 		}
-		if err := etcd.Close(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, etcd.Close())
 	}
 }

@@ -18,13 +18,9 @@ import (
 // data directory that everybody may list, and also where an older release left its socket.
 func TestSocket(t *testing.T) {
 	dataDir := shortDir(t)
-	if err := os.Chmod(dataDir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(dataDir, 0o755))
 	left, err := net.Listen("unix", filepath.Join(dataDir, EtcdSocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	left.(*net.UnixListener).SetUnlinkOnClose(false)
 	_ = left.Close()
 
@@ -37,9 +33,7 @@ func TestSocket(t *testing.T) {
 		t.Error(err)
 	}
 	private(t, documented)
-	if err := etcd.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, etcd.Close())
 	if _, err := os.Lstat(documented); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the link outlives the etcd: %v", err)
 	}
@@ -49,9 +43,7 @@ func TestSocket(t *testing.T) {
 func private(t *testing.T, link string) (socket string) {
 	t.Helper()
 	socket, err := filepath.EvalSymlinks(link)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if info, err := os.Stat(socket); err != nil || info.Mode() != fs.ModeSocket|0o600 {
 		t.Errorf("%s: %v (%v)", socket, info.Mode(), err)
 	}
@@ -72,9 +64,7 @@ func TestFarSocket(t *testing.T) {
 	}
 	far := func() []string {
 		found, err := filepath.Glob(filepath.Join(os.TempDir(), farPrefix+"*"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return found
 	}
 	etcd := start(t, dataDir)
@@ -89,20 +79,14 @@ func TestFarSocket(t *testing.T) {
 		t.Errorf("a second etcd: %v", err)
 	}
 	link, err := os.Readlink(filepath.Join(dataDir, EtcdSocketName))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := etcd.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, etcd.Close())
 	if left := far(); len(left) > 0 {
 		t.Errorf("an etcd that was closed leaves %v", left)
 	}
 
 	// As one that was killed leaves it.
-	if err := errors.Join(os.Mkdir(filepath.Dir(link), 0o700), os.WriteFile(link, nil, 0o600), os.Symlink(link, filepath.Join(dataDir, EtcdSocketName))); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(os.Mkdir(filepath.Dir(link), 0o700), os.WriteFile(link, nil, 0o600), os.Symlink(link, filepath.Join(dataDir, EtcdSocketName))))
 	etcd = start(t, dataDir)
 	second, err := SocketPath(dataDir)
 	if err != nil || second == first {
@@ -111,15 +95,11 @@ func TestFarSocket(t *testing.T) {
 	if there := far(); len(there) != 1 || there[0] != filepath.Dir(second) {
 		t.Errorf("beside the directory of %s there is %v", second, there)
 	}
-	if err := os.Chmod(filepath.Dir(second), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.Chmod(filepath.Dir(second), 0o755))
 	if _, err := SocketPath(dataDir); !errors.Is(err, ErrNotPrivate) {
 		t.Errorf("a socket in a directory for everybody: %v", err)
 	}
-	if err := etcd.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, etcd.Close())
 }
 
 // TestNotPrivate: directories in which others may have their hands are refused, with the
@@ -142,9 +122,7 @@ func TestNotPrivate(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			dataDir := shortDir(t)
-			if err := test.make(dataDir); err != nil {
-				t.Fatal(err)
-			}
+			must(t, test.make(dataDir))
 			_, err := StartEtcd(t.Context(), dataDir)
 			if !errors.Is(err, ErrNotPrivate) || !strings.Contains(err.Error(), test.says) || strings.Contains(err.Error(), "\n") {
 				t.Fatalf("it says %v", err)
@@ -173,9 +151,7 @@ func TestCloseWithWatch(t *testing.T) {
 		t.Fatalf("the watch begins with %v", created)
 	}
 	begin := time.Now()
-	if err := etcd.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, etcd.Close())
 	if took := time.Since(begin); took > etcdCloseTimeout {
 		t.Errorf("to close took %v", took)
 	}
@@ -185,7 +161,12 @@ func TestCloseWithWatch(t *testing.T) {
 	if _, err := client.Put(ctx, "key", "value"); err != nil {
 		t.Errorf("the client does not find the next etcd: %v", err)
 	}
-	if err := again.Close(); err != nil {
-		t.Fatal(err)
+	must(t, again.Close())
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }
