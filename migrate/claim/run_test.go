@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/concord-dev/concord/agree"
@@ -268,4 +269,42 @@ func TestRun(t *testing.T) {
 	if err != nil {
 		t.Fatal("not done in time")
 	}
+}
+
+// TestSpare: migrations in which nothing gets on, as many as are done at a time, hold up no other.
+func TestSpare(t *testing.T) {
+	w := newWorld(t)
+	for _, name := range []string{"m", "hangs", "goes-on"} {
+		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Name, m.UID = name, types.UID(name) })
+	}
+	var mu sync.Mutex
+	begun := 0
+	both := make(chan struct{})
+	w.rewrite = func(ctx context.Context, _ Job, progress func(Progress)) (Result, error) {
+		mu.Lock()
+		begun++
+		hangs := begun <= w.c.cfg.Workers
+		if begun == w.c.cfg.Workers {
+			close(both)
+		}
+		mu.Unlock()
+		if hangs {
+			<-both // or one of them is done by the spare
+			progress(Progress{Total: 3, Hindered: "the webhook does not answer"})
+			return untilInterrupted(ctx)
+		}
+		return Result{Progress: Progress{Total: 3, Done: 3}}, nil
+	}
+	runs(t, w)
+	eventually(t, func() bool {
+		w.clock.Step(time.Second)
+		done := 0
+		for _, name := range []string{"m", "hangs", "goes-on"} {
+			m, err := w.c.get(t.Context(), name)
+			if err == nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil {
+				done++
+			}
+		}
+		return done == 1
+	})
 }
