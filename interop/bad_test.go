@@ -186,7 +186,7 @@ func absentWebhook(t testing.TB, w *beside.Widgets) {
 func TestBadObjects(t *testing.T) {
 	c := newCluster(t)
 	a := guarded(t, c)
-	deployed(a, nil)
+	deployed(a, tested(t).places(a))
 	cases := arrange(t, a)
 	for _, b := range cases {
 		if b.damage == "" {

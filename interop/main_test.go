@@ -42,12 +42,15 @@ type release struct {
 	policies string
 	// names says that a kube-apiserver names the objects of a list that it cannot read.
 	names bool
+	// unplaced says that Leases do not tell where kube-apiservers are. Tests have one of them then.
+	unplaced bool
 }
 
 var releases = map[string]release{
 	currentRelease: {modfile: "go.mod", migrations: "v1", emulates: "1.36", policies: "admissionregistration.k8s.io/v1", names: true},
 	"1.36": {modfile: "release-1.36.mod", migrations: "v1beta1", emulates: "1.34", flags: []string{"--feature-gates=StorageVersionMigrator=true"},
 		policies: "admissionregistration.k8s.io/v1beta1"},
+	"1.34": {modfile: "release-1.34.mod", migrations: observed.AlphaMigrations, unplaced: true},
 }
 
 func tested(t testing.TB) release {
@@ -66,6 +69,14 @@ func (r release) resource() schema.GroupVersionResource {
 // apiserverFlags has kube-apiserver serve its own migrator's API.
 func (r release) apiserverFlags() []string {
 	return append([]string{"--runtime-config=storagemigration.k8s.io/" + r.migrations + "=true"}, r.flags...)
+}
+
+// places are the addresses of kube-apiservers whose Leases do not tell: of this one, which is alone.
+func (r release) places(a *beside.APIServer) map[string]string {
+	if !r.unplaced {
+		return nil
+	}
+	return map[string]string{"": a.Address}
 }
 
 // built is where the programs are, once they are built.

@@ -76,7 +76,7 @@ func TestReleasedDefinitions(t *testing.T) {
 		u.prepare(t)
 		all = append(all, u)
 	}
-	deployed(a, nil)
+	deployed(a, tested(t).places(a))
 	for _, u := range all {
 		t.Run(u.crd.Spec.Names.Plural, u.finish)
 	}

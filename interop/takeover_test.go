@@ -71,7 +71,7 @@ func TestTakeOver(t *testing.T) {
 		l.leave(t)
 	}
 	a.Controllers("controllers", stock.Config{
-		Settle: 3 * time.Second, Poll: 2 * time.Second, ReplicaTimeout: 10 * time.Second, InstallDefinitions: true,
+		Settle: 3 * time.Second, Poll: 2 * time.Second, ReplicaTimeout: 10 * time.Second, InstallDefinitions: true, ReplicaAddresses: tested(t).places(a),
 		Settings: observed.Settings{PruneAfter: 3 * time.Second},
 	})
 	for _, l := range all {

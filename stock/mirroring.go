@@ -38,6 +38,9 @@ func (m MirrorMode) valid() bool { return slices.Contains(MirrorModes, m) }
 // errNotServed says that kube-apiservers do not serve storagemigration.k8s.io.
 var errNotServed = errors.New("kube-apiservers do not serve " + storagemigrationv1.GroupName)
 
+// errAlpha says that they serve it in a version whose migrations are left to kube-controller-manager.
+var errAlpha = errors.New("kube-apiservers serve " + storagemigrationv1.GroupName + " in " + observed.AlphaMigrations + " only, whose migrations are left alone")
+
 // mirroring does migrations of storagemigration.k8s.io, those that nobody else does.
 type mirroring struct {
 	*controllers
@@ -71,6 +74,9 @@ func (m *mirroring) connect() error {
 		return fmt.Errorf("ask for groups: %w", err)
 	}
 	for _, g := range groups.Groups {
+		if g.Name == storagemigrationv1.GroupName && g.PreferredVersion.Version == observed.AlphaMigrations {
+			return errAlpha
+		}
 		if g.Name == storagemigrationv1.GroupName {
 			m.served = schema.GroupVersion{Group: g.Name, Version: g.PreferredVersion.Version}
 			m.known, err = connect.NewClientWith(m.config.Rest, m.served)

@@ -229,7 +229,10 @@ func (c *cluster) originals(ctx context.Context) (status.Originals, error) {
 	if err := c.readJSON(ctx, "/apis/"+storagemigrationv1.GroupName, &group); err != nil {
 		return o, err
 	}
-	var list storagemigrationv1.StorageVersionMigrationList // the form of all versions
+	if group.PreferredVersion.Version == observed.AlphaMigrations {
+		return o, nil
+	}
+	var list storagemigrationv1.StorageVersionMigrationList // the form of all other versions
 	if err := c.readJSON(ctx, "/apis/"+group.PreferredVersion.GroupVersion+"/storageversionmigrations", &list); err != nil || len(list.Items) == 0 {
 		return o, err
 	}

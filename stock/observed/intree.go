@@ -29,6 +29,10 @@ type InTree struct {
 	Why string
 }
 
+// AlphaMigrations is the version of storagemigration.k8s.io in 1.34 and older, where it is off by default.
+// Conditions have no lastTransitionTime there: nothing is known of its migrations, and they are left alone.
+const AlphaMigrations = "v1alpha1"
+
 // JudgeInTree says whether kube-controller-manager's migrator is off. The migrator does not tell
 // that: it is off if a migration was left alone for so long, all the while under the one process
 // that is elected, or while none has a Lease. The last write counts: a migrator that was
