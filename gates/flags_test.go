@@ -22,15 +22,9 @@ func newRegistry(t *testing.T) basecompatibility.ComponentGlobalsRegistry {
 	registry := basecompatibility.NewComponentGlobalsRegistry()
 	effective := basecompatibility.NewEffectiveVersionFromString(compat.Binary, "1.34", "1.34")
 	gate := utilfeature.DefaultMutableFeatureGate.DeepCopyAndReset()
-	if err := gate.AddDependencies(utilfeature.DefaultMutableFeatureGate.Dependencies()); err != nil {
-		t.Fatal(err)
-	}
-	if err := registry.Register(Kube, effective, gate); err != nil {
-		t.Fatal(err)
-	}
-	if err := Register(registry); err != nil {
-		t.Fatal(err)
-	}
+	must(t, gate.AddDependencies(utilfeature.DefaultMutableFeatureGate.Dependencies()))
+	must(t, registry.Register(Kube, effective, gate))
+	must(t, Register(registry))
 	return registry
 }
 
@@ -40,9 +34,7 @@ func parse(t *testing.T, registry basecompatibility.ComponentGlobalsRegistry, ar
 	set := pflag.NewFlagSet("server", pflag.ContinueOnError)
 	registry.AddFlags(set)
 	flags, err := Adapt(set, registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := set.Parse(args); err != nil {
 		return err
 	}
@@ -177,15 +169,9 @@ func TestUpstreamGateElsewhere(t *testing.T) {
 	set := pflag.NewFlagSet("server", pflag.ContinueOnError)
 	registry.AddFlags(set)
 	flags, err := Adapt(set, registry)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := flags.Check(); err != nil {
-		t.Fatal(err)
-	}
-	if err := registry.FeatureGateFor(Kube).(featuregate.MutableFeatureGate).Set("StorageVersionAPI=true"); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, flags.Check())
+	must(t, registry.FeatureGateFor(Kube).(featuregate.MutableFeatureGate).Set("StorageVersionAPI=true"))
 	if err := flags.Check(); !errors.Is(err, ErrRefused) {
 		t.Errorf("%v", err)
 	}
@@ -197,9 +183,7 @@ func TestOrder(t *testing.T) {
 	if err := Register(registry); err == nil {
 		t.Error("registered without component kube")
 	}
-	if err := registry.Register(Kube, basecompatibility.NewEffectiveVersionFromString(compat.Binary, "", ""), utilfeature.DefaultMutableFeatureGate.DeepCopyAndReset()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, registry.Register(Kube, basecompatibility.NewEffectiveVersionFromString(compat.Binary, "", ""), utilfeature.DefaultMutableFeatureGate.DeepCopyAndReset()))
 	set := pflag.NewFlagSet("server", pflag.ContinueOnError)
 	if _, err := Adapt(set, registry); err == nil {
 		t.Error("adapted without flags")
@@ -219,25 +203,17 @@ func TestOrder(t *testing.T) {
 func TestKubernetesFlags(t *testing.T) {
 	options := controlplaneoptions.NewOptions()
 	registry := options.GenericServerRunOptions.ComponentGlobalsRegistry
-	if err := Register(registry); err != nil {
-		t.Fatal(err)
-	}
+	must(t, Register(registry))
 	var sets cliflag.NamedFlagSets
 	options.AddFlags(&sets)
 	flags, err := Adapt(sets.FlagSet("generic"), registry)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	merged := pflag.NewFlagSet("server", pflag.ContinueOnError)
 	for _, set := range sets.FlagSets {
 		merged.AddFlagSet(set)
 	}
-	if err := merged.Parse([]string{"--emulation-version=1.36", "--feature-gates=CompatibilityVersions=false,WatchList=true"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := registry.Set(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, merged.Parse([]string{"--emulation-version=1.36", "--feature-gates=CompatibilityVersions=false,WatchList=true"}))
+	must(t, registry.Set())
 	t.Cleanup(func() {
 		registry.Reset()
 		if err := utilfeature.DefaultMutableFeatureGate.ResetFeatureValueToDefault("WatchList"); err != nil {
@@ -252,5 +228,12 @@ func TestKubernetesFlags(t *testing.T) {
 	}
 	if usage := merged.Lookup("feature-gates").Usage; !strings.Contains(usage, "StorageVersionAPI") || !strings.Contains(usage, "kube:WatchList=true|false") {
 		t.Errorf("usage: %s", usage)
+	}
+}
+
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

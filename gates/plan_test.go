@@ -34,12 +34,8 @@ func TestFeaturesAgreeWithLibrary(t *testing.T) {
 					settings = drawSettings(rand.New(rand.NewPCG(seed, 0)), features)
 				}
 				gate := registered.DeepCopyAndReset()
-				if err := gate.AddDependencies(utilfeature.DefaultMutableFeatureGate.Dependencies()); err != nil {
-					t.Fatal(err)
-				}
-				if err := gate.SetEmulationVersionAndMinCompatibilityVersion(e, m); err != nil {
-					t.Fatal(err)
-				}
+				must(t, gate.AddDependencies(utilfeature.DefaultMutableFeatureGate.Dependencies()))
+				must(t, gate.SetEmulationVersionAndMinCompatibilityVersion(e, m))
 				want := gate.SetFromMap(settings)
 				plan, got := compat.PlanFeatures(features, settings, o)
 				at := fmt.Sprintf("emulation %s, min compatibility %s, %v", e, m, settings)
@@ -120,9 +116,7 @@ func TestCRDBoundedNameCost(t *testing.T) {
 		{"1.37", "1.37", true}, {"1.37", "1.36", false}, {"1.37", "1.34", false}, {"1.36", "1.36", false}, {"1.36", "1.35", false},
 	} {
 		gate := New(compat.BinaryVersion())
-		if err := gate.SetEmulationVersionAndMinCompatibilityVersion(version.MustParse(tc.emulation), version.MustParse(tc.minCompatibility)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, gate.SetEmulationVersionAndMinCompatibilityVersion(version.MustParse(tc.emulation), version.MustParse(tc.minCompatibility)))
 		if got := gate.Enabled(CRDBoundedNameCost); got != tc.on {
 			t.Errorf("emulating %s, compatible with %s: %v, want %v", tc.emulation, tc.minCompatibility, got, tc.on)
 		}

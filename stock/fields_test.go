@@ -47,15 +47,11 @@ func newFieldsWorld(t *testing.T, objects int) *fieldsWorld {
 	definitions := newDefinitions()
 	definitions.take(crd)
 	scheme := runtime.NewScheme()
-	if err := errors.Join(corev1.AddToScheme(scheme), migrationv1alpha1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, errors.Join(corev1.AddToScheme(scheme), migrationv1alpha1.AddToScheme(scheme)))
 	state := &migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: migrationv1alpha1.StateName(widgets)}}
 	var err error
 	w.fields, err = newFields(Config{Rest: w.config(), Instance: "test", Clock: w.clock}, fake.NewClientBuilder().WithScheme(scheme).WithObjects(state).Build(), definitions)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w.fields.turn = func(context.Context) error {
 		w.turns.Add(1)
 		return nil
@@ -77,9 +73,7 @@ func (w *fieldsWorld) old() (old []int) {
 func (w *fieldsWorld) events() (notes []string) {
 	w.t.Helper()
 	list := &corev1.EventList{}
-	if err := w.fields.objects.List(w.t.Context(), list); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.fields.objects.List(w.t.Context(), list))
 	for _, e := range list.Items {
 		if e.Reason != migrationv1alpha1.ReasonFieldsNotCleaned || e.InvolvedObject.Name != widgets.String() || e.Type != corev1.EventTypeWarning {
 			w.t.Errorf("the event is %+v", e)
@@ -93,9 +87,7 @@ func (w *fieldsWorld) events() (notes []string) {
 func (w *fieldsWorld) done() bool {
 	w.t.Helper()
 	state := &migrationv1alpha1.StorageState{}
-	if err := w.fields.objects.Get(w.t.Context(), client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}, state); err != nil {
-		w.t.Fatal(err)
-	}
+	must(w.t, w.fields.objects.Get(w.t.Context(), client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}, state))
 	return state.Annotations[fieldsAnnotation] == "v2"
 }
 

@@ -83,9 +83,7 @@ func (s *widgetServers) config() *rest.Config {
 func (s *widgetServers) prover(all bool) *prover {
 	s.t.Helper()
 	api, err := migrateapi.NewClient(s.config())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	return newProver(api, &observer{
 		asking: replicas.New(replicas.Config{Rest: s.config()}), definitions: newDefinitions(), here: s.replicas,
 	}, Config{VerifyAll: all})

@@ -111,9 +111,7 @@ func TestFind(t *testing.T) {
 	} {
 		kube := fake.NewClientset(tc.slice)
 		for _, l := range tc.leases {
-			if err := kube.Tracker().Add(l); err != nil {
-				t.Fatal(err)
-			}
+			must(t, kube.Tracker().Add(l))
 		}
 		a := New(Config{Kube: kube, Override: tc.override, Clock: testclock.NewFakeClock(now)})
 		found, err := a.Find(t.Context())
