@@ -191,9 +191,7 @@ func TestSweepsOnlyWhenNeeded(t *testing.T) {
 		for _, id := range []agree.ServerID{"a", "b"} {
 			w.renew(id, true)
 		}
-		if err := w.c.Step(t.Context(), true); err != nil {
-			t.Fatalf("Step: %v", err)
-		}
+		must(t, w.c.Step(t.Context(), true))
 		return strings.Contains(w.Took(), "list StorageVersionList")
 	}
 	if !swept() {
@@ -287,9 +285,7 @@ func TestLevelTriggered(t *testing.T) {
 	w.setReports("core.secrets", "a", "oldest", "never-registered")
 	w.setReports("core.configmaps", "oldest")
 	w.setReports("core.events", "a")
-	if err := w.c.Step(t.Context(), true); err != nil {
-		t.Fatalf("Step: %v", err)
-	}
+	must(t, w.c.Step(t.Context(), true))
 	w.expectServers("core.secrets", "a=v1")
 	w.expectServers("core.configmaps", "none")
 	w.expectServers("core.events", "a=v1")
@@ -321,9 +317,7 @@ func TestHoldBackEnds(t *testing.T) {
 		for range seconds {
 			w.clock.Step(time.Second)
 			w.renew("a", false)
-			if err := w.c.Step(t.Context(), true); err != nil {
-				t.Fatalf("Step: %v", err)
-			}
+			must(t, w.c.Step(t.Context(), true))
 		}
 	}
 	w.renew("a", false)

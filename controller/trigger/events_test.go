@@ -68,9 +68,7 @@ func foreign(w *world, obj client.Object) schema.GroupResource {
 
 // TestHeartbeatCosts: a heartbeat takes one look, and its own event none.
 func TestHeartbeatCosts(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
 	w.settle(c)
 	result := w.step(c)
@@ -100,9 +98,7 @@ func TestHeartbeatCosts(t *testing.T) {
 
 // TestProgressCosts: a migrator's writes while it works lead to no look, its end does.
 func TestProgressCosts(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	name := w.migrations()[0].Name
 	w.end(name, migrationv1alpha1.MigrationRunning)
 	r := watching(t, c)
@@ -122,9 +118,7 @@ func TestProgressCosts(t *testing.T) {
 
 // TestStateEvents: a change of the state that a decision depends on leads to a look.
 func TestStateEvents(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	r := watching(t, c)
 	r.drain()
 	state := w.state()
@@ -144,9 +138,7 @@ func TestStateEvents(t *testing.T) {
 // TestStartedDuringTheLook: a server that has started when its Lease was read, but not
 // before the look ends, leads to another look.
 func TestStartedDuringTheLook(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	migration := w.migrations()[0]
 	w.must(w.client.Delete(context.Background(), &migration, client.Preconditions{UID: &migration.UID}))
 	w.lease("apiserver-1", false)
@@ -204,9 +196,7 @@ func TestUnservedIsUnknown(t *testing.T) {
 // TestDeletedState: a resource whose StorageState is deleted gets a new migration, though the view
 // of migrations lags behind and still has the one that succeeded.
 func TestDeletedState(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	old := w.migrations()[0]
 	w.end(old.Name, migrationv1alpha1.MigrationSucceeded)
 	w.settle(c)
@@ -236,9 +226,7 @@ func TestForgedState(t *testing.T) {
 		"current": func(s *migrationv1alpha1.StorageStateStatus) { s.CurrentStorageVersionHash = "bogus" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, c := newWorld(t, served)
-			w.report(v1)
-			w.settle(c)
+			w, c := newMigrating(t)
 			old := w.migrations()[0]
 			w.end(old.Name, migrationv1alpha1.MigrationSucceeded)
 			w.settle(c)

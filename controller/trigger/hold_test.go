@@ -70,9 +70,7 @@ func TestHoldAndHistory(t *testing.T) {
 // A migration is remembered no later than the stored set is lowered: a reader of the
 // StorageState in between is told the encodings that it was from.
 func TestRememberedBeforeLowered(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
 	lowered := false
 	w.Before = func(string) error {
@@ -93,9 +91,7 @@ func TestRememberedBeforeLowered(t *testing.T) {
 
 // A migration that failed is remembered before it makes room for the next attempt.
 func TestFailureIsRemembered(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	first := w.migrations()[0]
 	w.end(first.Name, migrationv1alpha1.MigrationFailed)
 	w.settle(c)
@@ -115,15 +111,11 @@ func TestFailureIsRemembered(t *testing.T) {
 
 // An annotation that is set between the look and the pruning is obeyed.
 func TestPolicyAskedAgain(t *testing.T) {
-	w, c := newWorld(t, kinds{})
+	w, c := toPrune(t)
 	c.cfg.Policy = func(_ evolve.Observation, crd *apiextensionsv1.CustomResourceDefinition) (p evolve.Policy) {
 		p.KeepStored = crd.Annotations["keep"]
 		return p
 	}
-	w.crd("v2", "v1", "v2")
-	w.report(v2)
-	w.settle(c)
-	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
 	reads := 0
 	w.Before = func(call string) error {
 		switch call {

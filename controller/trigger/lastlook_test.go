@@ -21,7 +21,7 @@ import (
 // Before storedVersions are pruned there is a last look. One that fails keeps them, and there is none where
 // the pruning would be refused.
 func TestLastLook(t *testing.T) {
-	w, c := newWorld(t, kinds{})
+	w, c := toPrune(t)
 	looks := 0
 	answer := errors.New("an object is stored in v1")
 	c.cfg.LastLook = func(_ context.Context, gr schema.GroupResource, target evolve.Target) error {
@@ -30,10 +30,6 @@ func TestLastLook(t *testing.T) {
 		}
 		return answer
 	}
-	w.crd("v2", "v1", "v2")
-	w.report(v2)
-	w.settle(c)
-	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
 	r := newRun(c)
 	defer r.queue.ShutDown()
 	one := func() {
@@ -71,16 +67,12 @@ func TestLastLook(t *testing.T) {
 
 // A webhook that refuses dry runs does not keep the last look, and the pruning, from being done.
 func TestLastLookWithoutDryRuns(t *testing.T) {
-	w, c := newWorld(t, kinds{})
+	w, c := toPrune(t)
 	refused := false
 	c.cfg.LastLook = func(context.Context, schema.GroupResource, evolve.Target) error {
 		w.Before = nil
 		return nil
 	}
-	w.crd("v2", "v1", "v2")
-	w.report(v2)
-	w.settle(c)
-	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
 	w.Before = func(call string) error {
 		if strings.HasPrefix(call, "update status CustomResource") {
 			refused = true

@@ -12,9 +12,7 @@ import (
 // TestPausedStaysPaused: the objects of a resource whose StorageState is deleted are migrated anew,
 // but not before a pause is over that somebody asked for.
 func TestPausedStaysPaused(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	begun := w.migrations()[0]
 	w.Quietly(func() {
 		begun.Annotations[migrationv1alpha1.ClaimedByAnnotation] = "apiserver-a"

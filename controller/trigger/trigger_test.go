@@ -102,9 +102,7 @@ func TestOrder(t *testing.T) {
 // TestConflict: an encoding that another writer put into the state between the reading and
 // the writing is not lost.
 func TestConflict(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	w.report(v2)
 	w.Before = func(call string) error {
 		if call != "get StorageVersion" {
@@ -195,9 +193,7 @@ func TestReadableCopyPromisesNothing(t *testing.T) {
 
 // TestDeleteIsConditional: a migration that was made anew under its name stays.
 func TestDeleteIsConditional(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	old := w.migrations()[0]
 	w.report(v1, v2)
 	w.step(c) // the state
@@ -249,9 +245,7 @@ func TestUsersMigration(t *testing.T) {
 
 // TestAborted: a migration that the trigger takes back is told, though it is gone.
 func TestAborted(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	made := w.migrations()
 	if len(made) != 1 {
 		t.Fatalf("migrations %+v", made)
@@ -268,9 +262,7 @@ func TestAborted(t *testing.T) {
 // TestEndedMeanwhile: a migration that its migrator ends while the trigger takes it back was
 // not aborted, and is counted by the migrator alone.
 func TestEndedMeanwhile(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	made := w.migrations()[0].Name
 	w.report(v1, v2)
 	w.step(c) // the state
@@ -330,11 +322,7 @@ func TestPrune(t *testing.T) {
 		}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w, c := newWorld(t, kinds{})
-			w.crd("v2", "v1", "v2")
-			w.report(v2)
-			w.settle(c)
-			w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+			w, c := toPrune(t)
 			w.step(c) // the stored set
 			reads := 0
 			w.Before = func(call string) error {
@@ -366,11 +354,7 @@ func TestPrune(t *testing.T) {
 // TestPruneRefused: what the API server answers where it refuses the pruning, as a guard does, stands in
 // the StorageState until it does not any more.
 func TestPruneRefused(t *testing.T) {
-	w, c := newWorld(t, kinds{})
-	w.crd("v2", "v1", "v2")
-	w.report(v2)
-	w.settle(c)
-	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w, c := toPrune(t)
 	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("denied by a guard"))
 	told := func() string { return w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] }
 	w.Before = func(call string) error {
@@ -394,9 +378,7 @@ func TestPruneRefused(t *testing.T) {
 // TestFailingActionHoldsNoOtherUp: an action that cannot be done for one migration keeps neither
 // another from its own nor the state from its heartbeat, but a new one is not begun.
 func TestFailingActionHoldsNoOtherUp(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.settle(c)
+	w, c := newMigrating(t)
 	for _, name := range []string{"a-user", "b-user"} {
 		mine := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
 			Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: "v1", Resource: cronJobs.Resource},

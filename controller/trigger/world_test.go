@@ -152,6 +152,26 @@ func (w *world) lease(name string, reported bool) *coordinationv1.Lease {
 	return lease
 }
 
+// newMigrating returns a world in which all report v1, to which the objects are to be migrated.
+func newMigrating(t *testing.T) (*world, *Controller) {
+	t.Helper()
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	return w, c
+}
+
+// toPrune returns a world in which the migration of a custom resource from v1 to v2 has succeeded.
+func toPrune(t *testing.T) (*world, *Controller) {
+	t.Helper()
+	w, c := newWorld(t, kinds{})
+	w.crd("v2", "v1", "v2")
+	w.report(v2)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	return w, c
+}
+
 // step takes one that is to succeed.
 func (w *world) step(c *Controller) Result {
 	w.t.Helper()
