@@ -29,8 +29,7 @@ func (w *world) step() {
 }
 
 func TestSuccess(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.lease(agree.ServerID(storageversion.NewUpstreamIdentity()), "") // of no server
 	w.Calls = nil
 	w.step()
@@ -126,8 +125,7 @@ func TestLeftAlone(t *testing.T) {
 }
 
 func TestUnregistered(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.c.cfg.ID = func() agree.ServerID { return "" }
 	after, err := step(w)
 	w.must(err)
@@ -137,8 +135,7 @@ func TestUnregistered(t *testing.T) {
 }
 
 func TestClaimRace(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.once("update StorageVersionMigration", 1, func() {
 		m := w.read()
 		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
@@ -160,8 +157,7 @@ func TestClaimRace(t *testing.T) {
 func TestServerJoins(t *testing.T) {
 	join := agree.Report{Server: "apiserver-third", Encoding: v1}
 	t.Run("the rewriter asks", func(t *testing.T) {
-		w := newWorld(t)
-		w.migration(nil)
+		w := newMigrating(t)
 		calls := 0
 		w.rewrite = func(ctx context.Context, job Job, _ func(Progress)) (Result, error) {
 			calls++
@@ -179,8 +175,7 @@ func TestServerJoins(t *testing.T) {
 		}
 	})
 	t.Run("the rewriter ends", func(t *testing.T) {
-		w := newWorld(t)
-		w.migration(nil)
+		w := newMigrating(t)
 		var fences []int64
 		w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
 			fences = append(fences, job.FenceRevision)
@@ -246,8 +241,7 @@ func TestDoesNotSucceed(t *testing.T) {
 }
 
 func TestOwnReportVanishes(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
 		w.report(agree.Report{Server: other, Encoding: v1})
 		return Result{}, ErrFenced
@@ -261,8 +255,7 @@ func TestOwnReportVanishes(t *testing.T) {
 }
 
 func TestObjectsFail(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	kinds := map[migrationv1alpha1.MigrationFailureReason]int64{migrationv1alpha1.FailureTooLarge: 50, migrationv1alpha1.FailureDoesNotDecode: 100}
 	w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
 		r := Result{Progress: Progress{Total: 1000, Done: 850, Failed: 150, FailedByReason: kinds}}
@@ -294,8 +287,7 @@ func TestObjectsFail(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	broken := errors.New("etcd is away")
 	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) { return Result{}, broken }
 	for range 4 {
@@ -313,8 +305,7 @@ func TestErrors(t *testing.T) {
 
 // TestSpuriousFence: a fence that has not moved must not lead to a busy loop.
 func TestSpuriousFence(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	calls := 0
 	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
 		calls++
@@ -326,8 +317,7 @@ func TestSpuriousFence(t *testing.T) {
 }
 
 func TestShutdown(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
 		cancel()
@@ -342,8 +332,7 @@ func TestShutdown(t *testing.T) {
 
 // TestHindered: the error for which a rewrite gets on with nothing is told until it gets on.
 func TestHindered(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
 		w.clock.Step(w.c.cfg.ProgressPeriod)
 		progress(Progress{Total: 2, Done: 1, Hindered: "the webhook is down"})
@@ -362,8 +351,7 @@ func TestHindered(t *testing.T) {
 
 // TestProving: that a rewrite is complete and being proven is told as the reason why the migration is running.
 func TestProving(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
 		w.clock.Step(w.c.cfg.ProgressPeriod)
 		progress(Progress{Total: 2, Done: 1})

@@ -135,8 +135,7 @@ func TestOthersWorkCostsNothing(t *testing.T) {
 
 // TestPollsOfTheEndedCostNothing: those that were seen to be gone or ended are not read.
 func TestPollsOfTheEndedCostNothing(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	ended := w.read()
 	migrationv1alpha1.SetCondition(ended, migrationv1alpha1.MigrationFailed, "Test", "", metav1.Now())
 	seen := cache.NewStore(cache.MetaNamespaceKeyFunc)

@@ -110,8 +110,7 @@ func TestAPIEngine(t *testing.T) {
 
 // TestEnginesDoNotShareTokens: a token that one engine saved says nothing to the other.
 func TestEnginesDoNotShareTokens(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	crashHalfway(w)
 	m := w.read()
 	m.Spec.Engine = migrationv1alpha1.EngineAPI

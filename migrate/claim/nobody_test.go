@@ -28,8 +28,7 @@ func (w *world) joins(reported bool) {
 // TestNobodyMay: a migration that every server which serves the resource is too old for says so, by one of them and
 // once, and begins when a newer one is gone.
 func TestNobodyMay(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	id := self
 	w.c.cfg.ID = func() agree.ServerID { return id }
 	waits := func() string {
@@ -73,8 +72,7 @@ func TestNobodyMay(t *testing.T) {
 // TestSomebodyMay: nothing is said where a newer server serves the resource, or an aggregated API server.
 func TestSomebodyMay(t *testing.T) {
 	for _, reporter := range []agree.ServerID{newer, "apiserver-aggregated"} {
-		w := newWorld(t)
-		w.migration(nil)
+		w := newMigrating(t)
 		w.joins(true)
 		w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: reporter, Encoding: v1})
 		w.step()

@@ -131,8 +131,7 @@ func TestResumesBehindTheCount(t *testing.T) {
 
 // TestLogsOfAllServers: a server's log names no failures before the position that it began at.
 func TestLogsOfAllServers(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	crashHalfway(w)
 	m := w.read()
 	m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = "a server that is gone"
@@ -150,8 +149,7 @@ func TestLogsOfAllServers(t *testing.T) {
 
 // TestBegunAnew: a rewrite that had to begin anew meets objects again that are named already.
 func TestBegunAnew(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	crashHalfway(w)
 	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
 		return Result{Progress: Progress{Total: 10, Done: 8, Failed: 2}, Failures: []Failure{{Namespace: "ns", Name: "early", Message: "broken"}, {Namespace: "ns", Name: "late", Message: "broken"}}}, nil
@@ -164,8 +162,7 @@ func TestBegunAnew(t *testing.T) {
 
 // TestErrorsInARow: a migration that gets on between its errors never has too many of them.
 func TestErrorsInARow(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	const many = 20
 	failing := func(position string) {
 		t.Helper()
@@ -189,8 +186,7 @@ func TestErrorsInARow(t *testing.T) {
 // TestUnproven: a rewrite after which objects are not as they should be begins anew, and not for
 // ever: that it came further each time is no use.
 func TestUnproven(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	crashHalfway(w)
 	for i := range attempts {
 		w.expectTrue(migrationv1alpha1.MigrationRunning, map[bool]string{false: migrationv1alpha1.ReasonRetrying, true: migrationv1alpha1.ReasonRewriting}[i == 0])
@@ -210,8 +206,7 @@ func TestUnproven(t *testing.T) {
 // TestChangedByAdmission: where admission changes objects at every write no other try proves more: the first one
 // ends the migration.
 func TestChangedByAdmission(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
 		progress(Progress{Total: 10, Done: 10})
 		return Result{}, fmt.Errorf("%w: 3 objects", ErrChangedByAdmission)
@@ -279,8 +274,7 @@ func TestVoidTokens(t *testing.T) {
 // TestInterruptedRewritesGoOn: one server's next attempt begins where the last one ended,
 // also when nobody wrote it down.
 func TestInterruptedRewritesGoOn(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	var began []string
 	w.rewrite = func(_ context.Context, job Job, progress func(Progress)) (Result, error) {
 		if began = append(began, job.Resume); len(began) == 1 {
@@ -309,8 +303,7 @@ func setPaused(w *world, paused bool) *migrationv1alpha1.StorageVersionMigration
 
 // TestPause: a migration that is paused rests, unclaimed, and goes on where it was.
 func TestPause(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.rewrite = func(ctx context.Context, _ Job, progress func(Progress)) (Result, error) {
 		progress(half)
 		w.c.ObserveMigration(setPaused(w, true), false)
@@ -399,8 +392,7 @@ func TestSpeedChanges(t *testing.T) {
 	for _, watch := range []bool{true, false} {
 		for _, pauses := range []bool{false, true} {
 			t.Run(fmt.Sprintf("watch %t, paused %t", watch, pauses), func(t *testing.T) {
-				w := newWorld(t)
-				w.migration(nil)
+				w := newMigrating(t)
 				var jobs []Job
 				w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
 					if jobs = append(jobs, job); len(jobs) > 1 {
@@ -441,8 +433,7 @@ func TestSpeedChanges(t *testing.T) {
 
 // TestRunPausesAndGoesOn: through the watch, both ways; and deleting is how to cancel.
 func TestRunPausesAndGoesOn(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	running := make(chan string)
 	w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
 		progress(half)

@@ -30,8 +30,7 @@ func untilInterrupted(ctx context.Context) (Result, error) {
 }
 
 func TestWatchInterrupts(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
 		w.c.ObserveStorageVersion(w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2}), false)
 		return untilInterrupted(ctx)
@@ -83,8 +82,7 @@ func TestTaken(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			w := newWorld(t)
-			w.migration(nil)
+			w := newMigrating(t)
 			w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
 				test.take(w)
 				return untilInterrupted(ctx)
@@ -96,8 +94,7 @@ func TestTaken(t *testing.T) {
 		})
 	}
 	t.Run("claimed by another", func(t *testing.T) {
-		w := newWorld(t)
-		w.migration(nil)
+		w := newMigrating(t)
 		w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
 			m := w.read()
 			m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
@@ -112,8 +109,7 @@ func TestTaken(t *testing.T) {
 }
 
 func TestProgress(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
 		w.Calls = nil
 		for i := range int64(50) { // 10 s
@@ -180,8 +176,7 @@ func TestProgressWhileTheRewriterWaits(t *testing.T) {
 
 // TestPauseWhileTheRewriterWaits: the next beat finds it where no watch does.
 func TestPauseWhileTheRewriterWaits(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	done := make(chan error)
 	waiting := make(chan struct{})
 	w.rewrite = func(ctx context.Context, _ Job, _ func(Progress)) (Result, error) {
@@ -204,8 +199,7 @@ func TestPauseWhileTheRewriterWaits(t *testing.T) {
 
 // TestProgressConflict: changes that others write to the migration meanwhile are kept.
 func TestProgressConflict(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
 		m := w.read()
 		m.Labels = map[string]string{"mine": "yes"}
@@ -223,8 +217,7 @@ func TestProgressConflict(t *testing.T) {
 
 // TestForbiddenProgress: that the right to write the status is missing is logged once, since no condition can tell it.
 func TestForbiddenProgress(t *testing.T) {
-	w := newWorld(t)
-	w.migration(nil)
+	w := newMigrating(t)
 	set := func(err error) {
 		w.Mu.Lock()
 		defer w.Mu.Unlock()

@@ -95,6 +95,14 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
+// newMigrating returns a world with a migration to v1, in which it counts.
+func newMigrating(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.migration(nil)
+	return w
+}
+
 func (w *world) logged(_, args string) {
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
