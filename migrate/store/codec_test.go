@@ -152,23 +152,6 @@ func widget(tb testing.TB, version string, n int) []byte {
 	return append(out, '\n')
 }
 
-func TestCodecsOfTheTests(t *testing.T) {
-	c := newTyped(t)
-	if e, kind, ok := Envelope(c.value(t, c.old, 1)); !ok || e != oldEncoding || kind != "MutatingAdmissionPolicy" {
-		t.Fatalf("old codec writes %q %q %v", e, kind, ok)
-	}
-	if a, b := c.content(t, c.value(t, c.old, 1)), c.content(t, c.value(t, c.new, 1)); a != b {
-		t.Fatal("the two versions of one object differ in content")
-	}
-	obj, _, err := widgets("v2").Decode(widget(t, "v1", 1), nil, nil)
-	must(t, err)
-	out, err := machinery.Encode(widgets("v2"), obj)
-	must(t, err)
-	if !bytes.Equal(out, widget(t, "v2", 1)) {
-		t.Fatalf("got %s", out)
-	}
-}
-
 // TestYAML: what a server stored with --storage-media-type=application/yaml is rewritten as anything else.
 func TestYAML(t *testing.T) {
 	c := startEtcd(t)

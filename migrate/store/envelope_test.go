@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"io"
-	"strings"
 	"testing"
 
 	machinery "k8s.io/apimachinery/pkg/runtime"
@@ -172,20 +171,4 @@ func canonicalUnknown(message []byte) (u machinery.Unknown, ok bool) {
 	}
 	again, err := u.Marshal()
 	return u, err == nil && bytes.Equal(again, message)
-}
-
-func BenchmarkEnvelope(b *testing.B) {
-	for name, value := range map[string][]byte{
-		"json":                widget(b, "v1", 1),
-		"json, fields at end": []byte(`{"metadata":{"a":"` + strings.Repeat("x", 1000) + `"},"apiVersion":"v1","kind":"Pod"}`),
-		"protobuf":            unknown("apps/v1", "Deployment"),
-	} {
-		b.Run(name, func(b *testing.B) {
-			for b.Loop() {
-				if _, _, ok := Envelope(value); !ok {
-					b.Fatal("not read")
-				}
-			}
-		})
-	}
 }

@@ -4,16 +4,14 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net/url"
 	"os"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
 // Two widgets are stored in v1 and one in v2. A rewrite to v2 writes the two, each in a
@@ -68,23 +66,11 @@ func startEtcd() (client *clientv3.Client, stop func()) {
 	if err != nil {
 		panic(err)
 	}
-	loopback := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
-	config := embed.NewConfig()
-	config.Dir, config.UnsafeNoFsync = dir, true
-	config.ListenPeerUrls, config.AdvertisePeerUrls = loopback, loopback
-	config.ListenClientUrls, config.AdvertiseClientUrls = loopback, loopback
-	config.InitialCluster = config.InitialClusterFromName(config.Name)
-	config.ZapLoggerBuilder = embed.NewZapLoggerBuilder(zap.NewNop())
-	server, err := embed.StartEtcd(config)
+	server, err := etcdtest.Start(etcdtest.Config(dir))
 	if err != nil {
 		panic(err)
 	}
-	select {
-	case <-server.Server.ReadyNotify():
-	case <-time.After(time.Minute):
-		panic("etcd was not ready within a minute")
-	}
-	client, err = clientv3.New(clientv3.Config{Endpoints: []string{server.Clients[0].Addr().String()}, Logger: zap.NewNop()})
+	client, err = clientv3.New(clientv3.Config{Endpoints: []string{etcdtest.Endpoint(server)}, Logger: zap.NewNop()})
 	if err != nil {
 		panic(err)
 	}

@@ -38,7 +38,7 @@ func TestPagerAsksForShortRanges(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := startEtcd(t)
-			prefix := "/registry/example.com/widgets/"
+			prefix := widgetPrefix
 			load(t, c, n, func(i int) string { return prefix + key(i) }, func(int) []byte { return []byte("small") })
 			put(t, c, "/registry/example.com/widgetsets/a", []byte("another resource"))
 			stored, err := c.Get(t.Context(), prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())

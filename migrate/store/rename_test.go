@@ -35,13 +35,10 @@ func TestRename(t *testing.T) {
 // TestShortcutIsVerified: the value that a shortcut returns is not written unless it says the encoding.
 func TestShortcutIsVerified(t *testing.T) {
 	c := startEtcd(t)
-	prefix := "/registry/example.com/widgets/"
+	prefix := widgetPrefix
 	load(t, c, 3, numbered(prefix), func(i int) []byte { return widget(t, "v1", i) })
 	before := stored(t, c, prefix)
-	target := Target{
-		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
-		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
-	}
+	target := widgetTarget(t, c)
 	for _, wrong := range []string{`{"apiVersion":"example.com/v3","kind":"Widget"}`, "no object"} {
 		target.Shortcut = func([]byte, agree.Encoding) ([]byte, bool) { return []byte(wrong), true }
 		result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)

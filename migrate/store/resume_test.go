@@ -11,8 +11,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 var errCrash = errors.New("the process is gone")
@@ -183,7 +181,7 @@ func (k *counting) Put(ctx context.Context, fence Fence, put Put) (bool, int64, 
 // by the small ones foresees, then both mixed.
 func TestMemoryIsBounded(t *testing.T) {
 	c := startEtcd(t)
-	prefix := "/registry/example.com/widgets/"
+	prefix := widgetPrefix
 	const huge = 1400 << 10
 	filler := strings.Repeat("x", huge)
 	for i := range 700 {
@@ -194,10 +192,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		value := fmt.Sprintf(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":%q}`, i, filler[:length])
 		put(t, c, numbered(prefix)(i), []byte(value))
 	}
-	target := Target{
-		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
-		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
-	}
+	target := widgetTarget(t, c)
 	const bound = 2 * MaxReply
 	kv := &counting{KV: NewEtcd(c), out: map[string]int{}}
 	result, err := New(kv).Run(t.Context(), target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
@@ -222,36 +217,6 @@ func TestMemoryIsBounded(t *testing.T) {
 	if back.Rewritten != 700 || back.PeakBytes > bound+2*huge || back.PeakBytes < huge {
 		t.Errorf("back: %+v", back)
 	}
-}
-
-// TestCompactionAllTheTime compacts as fast as it can while several workers rewrite.
-func TestCompactionAllTheTime(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, 1500)
-	ctx, stop := context.WithCancel(t.Context())
-	var compactions atomic.Int64
-	var running sync.WaitGroup
-	running.Go(func() {
-		for ctx.Err() == nil {
-			resp, err := c.Get(ctx, policyFence)
-			if err != nil {
-				continue
-			}
-			if _, err := c.Compact(ctx, resp.Header.Revision, clientv3.WithCompactPhysical()); err == nil {
-				compactions.Add(1)
-			}
-		}
-	})
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 4, PageKeys: 30}, nil)
-	stop()
-	running.Wait()
-	must(t, err)
-	requireSum(t, result)
-	if result.Total != 1500 || compactions.Load() == 0 {
-		t.Errorf("%d compactions, %+v", compactions.Load(), result.Progress)
-	}
-	requireNew(t, c, contents)
 }
 
 // silent is a KV whose every third call is not answered, be it made or not.

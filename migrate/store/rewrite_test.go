@@ -1,7 +1,6 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -33,6 +32,17 @@ func policyTarget(tb testing.TB, c *clientv3.Client) Target {
 		FenceRevision: put(tb, c, policyFence, []byte("a StorageVersion")),
 		Codec:         newTyped(tb).new,
 		New:           newPolicy,
+	}
+}
+
+const widgetPrefix = "/registry/example.com/widgets/"
+
+// widgetTarget is a rewrite of the custom resource to v2.
+func widgetTarget(tb testing.TB, c *clientv3.Client) Target {
+	tb.Helper()
+	return Target{
+		GroupResource: policies, Encoding: "example.com/v2", Prefix: widgetPrefix,
+		FenceKey: policyFence, FenceRevision: put(tb, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
 	}
 }
 
@@ -118,38 +128,14 @@ func TestRewritesEveryOldValueAndNoOther(t *testing.T) {
 	}
 }
 
-func TestRewritesUnstructuredObjects(t *testing.T) {
-	c := startEtcd(t)
-	prefix := "/registry/example.com/widgets/"
-	load(t, c, 300, numbered(prefix+"default/"), func(i int) []byte { return widget(t, "v1", i) })
-	target := Target{
-		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
-		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
-	}
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
-	if result.Rewritten != 300 {
-		t.Fatalf("got %+v", result.Progress)
-	}
-	all := stored(t, c, prefix)
-	for i := range 300 {
-		if got := all[numbered(prefix+"default/")(i)]; !bytes.Equal(got.Value, widget(t, "v2", i)) {
-			t.Fatalf("object %d is stored as %s", i, got.Value)
-		}
-	}
-}
-
 // TestOddObjects rewrites one with metadata that is not to be stored, and one that
 // looks like a list.
 func TestOddObjects(t *testing.T) {
 	c := startEtcd(t)
-	prefix := "/registry/example.com/widgets/"
+	prefix := widgetPrefix
 	put(t, c, prefix+"a", []byte(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a","resourceVersion":"7","selfLink":"/x"}}`))
 	put(t, c, prefix+"b", []byte(`{"apiVersion":"example.com/v1","items":[{"n":1}],"kind":"Widget","metadata":{"name":"b"}}`))
-	target := Target{
-		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
-		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
-	}
+	target := widgetTarget(t, c)
 	_, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
 	must(t, err)
 	for name, want := range map[string]string{
@@ -202,56 +188,6 @@ func TestConcurrentWritesStand(t *testing.T) {
 	if changed == 0 || deleted == 0 || result.Changed != int64(changed) || result.Gone != int64(deleted) {
 		t.Fatalf("%d changes and %d deletions were made, the run says %+v", changed, deleted, result.Progress)
 	}
-	requireNew(t, c, contents)
-}
-
-// TestClientsWriteAllTheTime has clients update, delete and create without
-// coordination while several workers rewrite.
-func TestClientsWriteAllTheTime(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, 1500)
-	codecs := newTyped(t)
-	ctx, stop := context.WithCancel(t.Context())
-	var writes atomic.Int64
-	var clients sync.WaitGroup
-	latest := make([]map[string]string, 3) // of each client, "" for deleted
-	for n := range latest {
-		latest[n] = map[string]string{}
-		clients.Go(func() {
-			random := rand.New(rand.NewSource(int64(n)))
-			for ctx.Err() == nil {
-				i := n + 3*random.Intn(600) // every client has its own objects
-				key := numbered(policyPrefix)(i)
-				if random.Intn(4) == 0 {
-					if _, err := c.Delete(context.Background(), key); err == nil {
-						latest[n][key] = ""
-					}
-				} else {
-					value := codecs.value(t, codecs.new, 1000000+random.Intn(1000000))
-					if _, err := c.Put(context.Background(), key, string(value)); err == nil {
-						latest[n][key] = codecs.content(t, value)
-					}
-				}
-				writes.Add(1)
-			}
-		})
-	}
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 4, PageKeys: 50, PieceKeys: 20}, nil)
-	stop()
-	clients.Wait()
-	must(t, err)
-	requireSum(t, result)
-	for _, l := range latest {
-		for key, content := range l {
-			if content == "" {
-				delete(contents, key)
-			} else {
-				contents[key] = content
-			}
-		}
-	}
-	t.Logf("%d client writes during %+v", writes.Load(), result.Progress)
 	requireNew(t, c, contents)
 }
 

@@ -223,14 +223,11 @@ func TestEtcdsRefusalsAreRecognised(t *testing.T) {
 
 func TestLargeValues(t *testing.T) {
 	c := startEtcd(t)
-	prefix := "/registry/example.com/widgets/"
+	prefix := widgetPrefix
 	for i := range 12 {
 		put(t, c, numbered(prefix)(i), widgetOf(i, 1300<<10))
 	}
-	target := Target{
-		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
-		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
-	}
+	target := widgetTarget(t, c)
 	for _, underWay := range []int{1, DefaultUnderWay} {
 		result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: underWay}, nil)
 		must(t, err)
@@ -283,15 +280,12 @@ func (h *holding) Put(ctx context.Context, fence Fence, put Put) (bool, int64, e
 // each piece one of the large objects is in memory at a time, however many changed.
 func TestGrownMeanwhile(t *testing.T) {
 	c := startEtcd(t)
-	prefix := "/registry/example.com/widgets/"
+	prefix := widgetPrefix
 	const objects, large = 60, 1 << 20
 	for i := range objects {
 		put(t, c, numbered(prefix)(i), widgetOf(i, 10))
 	}
-	target := Target{
-		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix,
-		FenceKey: policyFence, FenceRevision: put(t, c, policyFence, nil), Codec: widgets("v2"), New: newWidget,
-	}
+	target := widgetTarget(t, c)
 	grow := sync.OnceFunc(func() {
 		for i := range objects {
 			put(t, c, numbered(prefix)(i), widgetOf(i, large))

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/utils/clock"
 
@@ -29,48 +28,10 @@ func TestCountEncodings(t *testing.T) {
 	}
 }
 
-// compactingReader compacts etcd after the first page.
-type compactingReader struct {
-	Reader
-	t      *testing.T
-	client *clientv3.Client
-	pages  int
-}
-
-// Range implements Reader.
-func (r *compactingReader) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
-	page, err := r.Reader.Range(ctx, start, end, limit, revision)
-	if r.pages++; r.pages == 1 {
-		newest := put(r.t, r.client, "/elsewhere", nil)
-		_, err := r.client.Compact(ctx, newest)
-		must(r.t, err)
-	}
-	return page, err
-}
-
-func TestWalkGoesOnAcrossCompaction(t *testing.T) {
-	c := startEtcd(t)
-	prefix := "/registry/example.com/widgets/"
-	load(t, c, 100, numbered(prefix), func(i int) []byte { return widget(t, "v1", i) })
-	last := ""
-	visited := 0
-	must(t, Walk(t.Context(), &compactingReader{Reader: NewEtcd(c), t: t, client: c}, prefix, func(e Entry) error {
-		if e.Key <= last {
-			t.Errorf("%s comes after %s", e.Key, last)
-		}
-		last = e.Key
-		visited++
-		return nil
-	}))
-	if visited != 100 {
-		t.Errorf("visited %d of 100", visited)
-	}
-}
-
 // The values left are those in another encoding, or sealed with another key, or not to be opened.
 func TestCountLeft(t *testing.T) {
 	c := startEtcd(t)
-	prefix := "/registry/example.com/widgets/"
+	prefix := widgetPrefix
 	sealed := func(by value.Transformer, version string) func(int) []byte {
 		return func(i int) []byte {
 			out, err := by.TransformToStorage(t.Context(), widget(t, version, i), value.DefaultContext(numbered(prefix)(i)))
@@ -111,7 +72,7 @@ func TestCountLeft(t *testing.T) {
 // TestCountGivesWay: beside clients a census reads less at a time, and rests.
 func TestCountGivesWay(t *testing.T) {
 	c := startEtcd(t)
-	prefix := "/registry/example.com/widgets/"
+	prefix := widgetPrefix
 	load(t, c, 5*besideClients, numbered(prefix), func(i int) []byte { return widget(t, "v2", i) })
 	target := Target{GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix}
 	for _, test := range []struct {
@@ -173,7 +134,7 @@ func (r ranged) Range(ctx context.Context, start, end string, limit, revision in
 
 func TestWalkStops(t *testing.T) {
 	c := startEtcd(t)
-	prefix := "/registry/example.com/widgets/"
+	prefix := widgetPrefix
 	load(t, c, 100, numbered(prefix), func(i int) []byte { return widget(t, "v1", i) })
 	stop, visited := errors.New("stop"), 0
 	err := Walk(t.Context(), NewEtcd(c), prefix, func(Entry) error {
