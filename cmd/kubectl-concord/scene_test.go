@@ -21,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
@@ -145,16 +144,7 @@ func (s *scene) ask(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 func (s *scene) flip(ts *testscript.TestScript, _ bool, args []string) {
-	ts.Check(retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := s.objects().Get(context.Background(), client.ObjectKey{Name: args[0]}, crd); err != nil {
-			return err
-		}
-		for i := range crd.Spec.Versions {
-			crd.Spec.Versions[i].Storage = crd.Spec.Versions[i].Name == args[1]
-		}
-		return s.objects().Update(context.Background(), crd)
-	}))
+	ts.Check(e2e.ChangeDefinition(context.Background(), s.objects(), args[0], e2e.Store(args[1])))
 }
 
 func (s *scene) put(ts *testscript.TestScript, _ bool, args []string) {

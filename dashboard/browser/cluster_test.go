@@ -13,14 +13,10 @@ import (
 	"testing"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/retry"
-	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
@@ -29,24 +25,9 @@ import (
 
 var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 
-func definition() *apiextensionsv1.CustomResourceDefinition {
-	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: widgets.String()}}
-	crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
-		Group: widgets.Group, Scope: apiextensionsv1.NamespaceScoped,
-		Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: widgets.Resource, Singular: "widget", Kind: "Widget", ListKind: "WidgetList"},
-	}
-	for _, name := range []string{"v1", "v2"} {
-		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{
-			Name: name, Served: true, Storage: name == "v1",
-			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}},
-		})
-	}
-	return crd
-}
-
 func create(t *testing.T, s *e2e.Server, n int) {
 	t.Helper()
-	if err := s.Objects().Create(t.Context(), definition()); err != nil {
+	if err := s.Objects().Create(t.Context(), e2e.Definition(widgets, "v1")); err != nil {
 		t.Fatal(err)
 	}
 	api := s.Dynamic().Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
@@ -71,17 +52,7 @@ func create(t *testing.T, s *e2e.Server, n int) {
 
 func flip(t *testing.T, s *e2e.Server) {
 	t.Helper()
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := s.Objects().Get(t.Context(), client.ObjectKey{Name: widgets.String()}, crd); err != nil {
-			return err
-		}
-		for i := range crd.Spec.Versions {
-			crd.Spec.Versions[i].Storage = crd.Spec.Versions[i].Name == "v2"
-		}
-		return s.Objects().Update(t.Context(), crd)
-	})
-	if err != nil {
+	if err := e2e.ChangeDefinition(t.Context(), s.Objects(), widgets.String(), e2e.Store("v2")); err != nil {
 		t.Fatal(err)
 	}
 }

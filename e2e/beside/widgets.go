@@ -13,11 +13,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/cluster"
 )
 
 // Group is that of the tests' resources.
@@ -44,23 +44,15 @@ func (s *APIServer) Define(plural string, status bool, schemas map[string]apiext
 	t := s.Cluster.T
 	t.Helper()
 	w := &Widgets{Server: s, Plural: plural}
-	crd := &apiextensionsv1.CustomResourceDefinition{
-		ObjectMeta: metav1.ObjectMeta{Name: w.Name()},
-		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: Group, Scope: apiextensionsv1.NamespaceScoped,
-			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: plural, Singular: strings.TrimSuffix(plural, "s"), Kind: w.kind(), ListKind: w.kind() + "List"},
-		},
-	}
-	for _, v := range []string{"v1", "v2"} {
-		props := schemas[v]
+	crd := cluster.Definition(w.In("").GroupResource(), "v1")
+	for i := range crd.Spec.Versions {
+		version := &crd.Spec.Versions[i]
+		props := schemas[version.Name]
 		props.Type, props.XPreserveUnknownFields = "object", ptr.To(true)
-		version := apiextensionsv1.CustomResourceDefinitionVersion{
-			Name: v, Served: true, Storage: v == "v1", Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &props},
-		}
+		version.Schema.OpenAPIV3Schema = &props
 		if status {
 			version.Subresources = &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}}
 		}
-		crd.Spec.Versions = append(crd.Spec.Versions, version)
 	}
 	if err := s.Objects().Create(t.Context(), crd); err != nil {
 		t.Fatal(err)
@@ -86,27 +78,14 @@ func (w *Widgets) kind() string {
 
 // Change changes the definition.
 func (w *Widgets) Change(how func(*apiextensionsv1.CustomResourceDefinition)) error {
-	objects := w.Server.Objects()
-	return retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := objects.Get(w.Server.Cluster.T.Context(), client.ObjectKey{Name: w.Name()}, crd); err != nil {
-			return err
-		}
-		how(crd)
-		return objects.Update(w.Server.Cluster.T.Context(), crd)
-	})
+	return cluster.ChangeDefinition(w.Server.Cluster.T.Context(), w.Server.Objects(), w.Name(), how)
 }
 
 // Store has a version stored.
 func (w *Widgets) Store(version string) {
 	t := w.Server.Cluster.T
 	t.Helper()
-	err := w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
-		for i := range crd.Spec.Versions {
-			crd.Spec.Versions[i].Storage = crd.Spec.Versions[i].Name == version
-		}
-	})
-	if err != nil {
+	if err := w.Change(cluster.Store(version)); err != nil {
 		t.Fatal(err)
 	}
 }

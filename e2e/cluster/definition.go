@@ -1,0 +1,53 @@
+package cluster
+
+import (
+	"context"
+	"strings"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/util/retry"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// Definition is a CustomResourceDefinition with the versions v1 and v2, which differ in nothing else
+// and take any field. One of them is stored. The kind is the resource's name, in the singular.
+func Definition(gr schema.GroupResource, stores string) *apiextensionsv1.CustomResourceDefinition {
+	singular := strings.TrimSuffix(gr.Resource, "s")
+	kind := strings.ToUpper(singular[:1]) + singular[1:]
+	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: gr.String()}}
+	crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
+		Group: gr.Group, Scope: apiextensionsv1.NamespaceScoped,
+		Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: gr.Resource, Singular: singular, Kind: kind, ListKind: kind + "List"},
+	}
+	for _, version := range []string{"v1", "v2"} {
+		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{
+			Name: version, Served: true, Storage: version == stores,
+			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}},
+		})
+	}
+	return crd
+}
+
+// ChangeDefinition changes a definition, as often as it takes.
+func ChangeDefinition(ctx context.Context, objects client.Client, name string, change func(*apiextensionsv1.CustomResourceDefinition)) error {
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := objects.Get(ctx, client.ObjectKey{Name: name}, crd); err != nil {
+			return err
+		}
+		change(crd)
+		return objects.Update(ctx, crd)
+	})
+}
+
+// Store is a change by which a definition stores another version.
+func Store(version string) func(*apiextensionsv1.CustomResourceDefinition) {
+	return func(crd *apiextensionsv1.CustomResourceDefinition) {
+		for i := range crd.Spec.Versions {
+			crd.Spec.Versions[i].Storage = crd.Spec.Versions[i].Name == version
+		}
+	}
+}
