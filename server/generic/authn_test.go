@@ -51,18 +51,6 @@ func TestWhoAndMay(t *testing.T) {
 	}
 }
 
-// TestWhoAndMayByFlags has the same two by the older flags, without files of configuration: an OpenID
-// Connect provider, and a webhook that is asked about everybody before RBAC is.
-func TestWhoAndMayByFlags(t *testing.T) {
-	provider, authorizer := newProvider(t), newAuthorizer(t)
-	s := startWith(t,
-		"--oidc-issuer-url="+provider.server.URL, "--oidc-client-id=concord", "--oidc-ca-file="+writeFile(t, "ca.crt", provider.ca()),
-		"--oidc-username-claim=sub", "--oidc-username-prefix=oidc:", "--oidc-groups-claim=teams", "--oidc-groups-prefix=team:", "--oidc-signing-algs=ES256",
-		"--authorization-mode=Webhook,RBAC", "--authorization-webhook-config-file="+writeFile(t, "webhook.json", authorizer.kubeconfig(t)),
-		"--authorization-webhook-version=v1", "--authorization-webhook-cache-authorized-ttl=1s", "--authorization-webhook-cache-unauthorized-ttl=1s")
-	s.wantKnown(t, provider, authorizer)
-}
-
 // TestWithoutRBAC: where another authorizer is alone the controllers act all the same, Concord's own and Kubernetes'.
 func TestWithoutRBAC(t *testing.T) {
 	policy := writeFile(t, "policy.jsonl", `{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"jane","namespace":"*","resource":"*","apiGroup":"*"}}`)

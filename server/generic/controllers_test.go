@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -15,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 func TestNamespaceHasWhatClientsExpect(t *testing.T) {
@@ -41,72 +39,19 @@ func TestTrustBundle(t *testing.T) {
 	})
 }
 
-// A namespace goes with all it holds, but not before the last finalizer.
-func TestNamespaceDeletion(t *testing.T) {
+// An object goes with its owner: Kubernetes' garbage collector runs.
+func TestCascade(t *testing.T) {
 	ctx, ns := t.Context(), shared.namespace(t)
-	secrets := shared.kube.CoreV1().Secrets(ns)
-	must[*corev1.ConfigMap](t)(shared.kube.CoreV1().ConfigMaps(ns).Create(ctx, configMap("a", nil), metav1.CreateOptions{}))
-	held := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "held", Finalizers: []string{"test.concord.dev/hold"}}}
-	must[*corev1.Secret](t)(secrets.Create(ctx, held, metav1.CreateOptions{}))
-	if err := shared.kube.CoreV1().Namespaces().Delete(ctx, ns, metav1.DeleteOptions{}); err != nil {
+	maps := shared.kube.CoreV1().ConfigMaps(ns)
+	owner := must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("owner", nil), metav1.CreateOptions{}))
+	must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("owned", nil, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: owner.UID}), metav1.CreateOptions{}))
+	if err := maps.Delete(ctx, "owner", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := shared.kube.CoreV1().ConfigMaps(ns).Create(ctx, configMap("b", nil), metav1.CreateOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("a create in a namespace that goes away: %v", err)
-	}
-	eventually(t, "the deletion of all but what is held", func(ctx context.Context) error {
-		namespace, err := shared.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		told := slices.ContainsFunc(namespace.Status.Conditions, func(c corev1.NamespaceCondition) bool {
-			return c.Type == corev1.NamespaceFinalizersRemaining && c.Status == corev1.ConditionTrue
-		})
-		_, err = shared.kube.CoreV1().ConfigMaps(ns).Get(ctx, "a", metav1.GetOptions{})
-		if err = gone(err); err == nil && !told {
-			err = fmt.Errorf("the namespace does not tell why it is still there: %+v", namespace.Status)
-		}
-		return err
-	})
-	must[*corev1.Secret](t)(secrets.Patch(ctx, "held", types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{}))
-	eventually(t, "the deletion", func(ctx context.Context) error {
-		_, err := shared.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
+	eventually(t, "the deletion of what it owned", func(ctx context.Context) error {
+		_, err := maps.Get(ctx, "owned", metav1.GetOptions{})
 		return gone(err)
 	})
-	if _, err := shared.kube.CoreV1().ConfigMaps(ns).Get(ctx, "a", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-		t.Errorf("what was in the namespace: %v", err)
-	}
-}
-
-func TestCascade(t *testing.T) {
-	for policy, orphaned := range map[metav1.DeletionPropagation]bool{
-		metav1.DeletePropagationForeground: false, metav1.DeletePropagationBackground: false, metav1.DeletePropagationOrphan: true,
-	} {
-		t.Run(string(policy), func(t *testing.T) {
-			ctx, ns := t.Context(), shared.namespace(t)
-			maps := shared.kube.CoreV1().ConfigMaps(ns)
-			owner := must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("owner", nil), metav1.CreateOptions{}))
-			blocks := true
-			must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("owned", nil, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: owner.UID, BlockOwnerDeletion: &blocks}), metav1.CreateOptions{}))
-			if err := maps.Delete(ctx, "owner", metav1.DeleteOptions{PropagationPolicy: &policy}); err != nil {
-				t.Fatal(err)
-			}
-			eventually(t, "the deletion of the owner", func(ctx context.Context) error {
-				_, err := maps.Get(ctx, "owner", metav1.GetOptions{})
-				return gone(err)
-			})
-			eventually(t, "what becomes of what it owned", func(ctx context.Context) error {
-				owned, err := maps.Get(ctx, "owned", metav1.GetOptions{})
-				switch {
-				case !orphaned:
-					return gone(err)
-				case err == nil && len(owned.OwnerReferences) > 0:
-					return errors.New("it still has an owner")
-				}
-				return err
-			})
-		})
-	}
 }
 
 func TestQuota(t *testing.T) {

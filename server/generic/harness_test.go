@@ -32,11 +32,7 @@ const (
 	poll     = 50 * time.Millisecond
 )
 
-// emulate is the environment variable that has all servers of the process emulate a release:
-// versions are a process's.
-const emulate = "CONCORD_TEST_EMULATE"
-
-// allFeatures is the environment variable that has them serve and do all that they can.
+// allFeatures is the environment variable that has all servers of the process serve and do all that they can.
 const allFeatures = "CONCORD_TEST_ALL"
 
 // shared is a server that tests share which need no other.
@@ -53,21 +49,13 @@ func TestMain(m *testing.M) {
 		defer func() { _ = os.RemoveAll(dir) }()
 		if shared, err = start(func(o *generic.Options) {
 			o.DataDir = dir
-			flags := map[string]string{}
-			if release := os.Getenv(emulate); release != "" {
-				flags["emulation-version"] = release
-			}
-			if os.Getenv(allFeatures) != "" {
-				flags["feature-gates"], flags["runtime-config"] = "AllAlpha=true,AllBeta=true,CBORServingAndStorage=false", "api/all=true"
+			if os.Getenv(allFeatures) == "" {
+				return
 			}
 			fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
-			if len(flags) > 0 {
-				o.AddVersionFlags(fs)
-			}
-			for flag, value := range flags {
-				if err := fs.Set(flag, value); err != nil {
-					panic(err)
-				}
+			o.AddVersionFlags(fs)
+			if err := fs.Parse([]string{"--feature-gates=AllAlpha=true,AllBeta=true,CBORServingAndStorage=false", "--runtime-config=api/all=true"}); err != nil {
+				panic(err)
 			}
 		}); err != nil {
 			panic(err)

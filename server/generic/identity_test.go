@@ -16,8 +16,6 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -58,25 +56,6 @@ func TestTokens(t *testing.T) {
 	})
 	if got, want := shared.whoAmI(t, string(secret.Data[corev1.ServiceAccountTokenKey])), "system:serviceaccount:"+ns+":default"; got != want {
 		t.Errorf("the token in a Secret is of %s, want %s", got, want)
-	}
-}
-
-func TestRBAC(t *testing.T) {
-	ctx, ns := t.Context(), shared.namespace(t)
-	account := shared.with(shared.token(t, ns, "default"))
-	if _, err := account.CoreV1().ConfigMaps(ns).List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
-		t.Fatalf("a service account without rights: %v", err)
-	}
-	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Name: "view"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "view"},
-		Subjects: []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: "default", Namespace: ns}}}
-	must[*rbacv1.RoleBinding](t)(shared.kube.RbacV1().RoleBindings(ns).Create(ctx, binding, metav1.CreateOptions{}))
-	// view is an aggregated role: it has rights only if the controller runs.
-	eventually(t, "the rights of view", func(ctx context.Context) error {
-		_, err := account.CoreV1().ConfigMaps(ns).List(ctx, metav1.ListOptions{})
-		return err
-	})
-	if _, err := account.CoreV1().Secrets(ns).List(ctx, metav1.ListOptions{}); !apierrors.IsForbidden(err) {
-		t.Errorf("view reads secrets: %v", err)
 	}
 }
 

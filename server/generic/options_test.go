@@ -111,9 +111,7 @@ func TestNegativeBound(t *testing.T) {
 
 func TestRefusedFlags(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
-		{"--emulation-version=1.29", "allowed versions are 1.34, 1.35, 1.36, 1.37"},
 		{"--emulated-version=kube=1.29", "allowed versions are 1.34, 1.35, 1.36, 1.37"},
-		{"--emulation-version=1.36 --min-compatibility-version=1.37", "min-compatibility-version"},
 		{"--identity-lease-duration=1500ms", "whole seconds"},
 		{"--controller-lease-duration=0s", "whole seconds"},
 		{"--identity-lease-renew-interval=8s", "at most half"},

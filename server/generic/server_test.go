@@ -1,11 +1,10 @@
 package generic_test
 
 import (
-	"bytes"
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -14,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -27,8 +25,10 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	applycorev1 "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/server/controllers"
 	"github.com/concord-dev/concord/server/generic"
 )
@@ -53,33 +53,24 @@ func TestAnonymous(t *testing.T) {
 	if response.StatusCode != 401 {
 		t.Errorf("a wrong token: status %d, want 401", response.StatusCode)
 	}
-}
-
-func TestVersion(t *testing.T) {
-	info, err := shared.kube.Discovery().ServerVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := map[string]string{"": "1.37 1.36", "1.36": "1.36 1.35", "1.34": "1.34 1.34"}[os.Getenv(emulate)]
-	if got := info.EmulationMajor + "." + info.EmulationMinor + " " + info.MinCompatibilityMajor + "." + info.MinCompatibilityMinor; got != want {
-		t.Errorf("emulation and min-compatibility %s, want %s", got, want)
-	}
-	if !strings.HasPrefix(info.GitVersion, "v1.37.") {
-		t.Errorf("gitVersion %s", info.GitVersion)
+	forger := rest.AnonymousClientConfig(shared.admin)
+	forger.CertData, forger.KeyData = cluster.NewAuthority(t, "concord-ca").Issue("admin", "system:masters")
+	if _, err := kubernetes.NewForConfigOrDie(forger).CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) && !apierrors.IsUnauthorized(err) {
+		t.Errorf("a certificate of another CA of the same name: %v", err)
 	}
 }
 
-// Older releases are emulated in processes of their own.
-func TestEmulation(t *testing.T) {
-	for _, release := range []string{"1.34", "1.36"} {
-		t.Run(release, func(t *testing.T) {
-			tests := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^(TestVersion|TestObjects|TestNamespaceHasWhatClientsExpect|TestRBAC|TestCustomResources)$", "-test.v")
-			tests.Env = append(os.Environ(), emulate+"="+release)
-			out, err := tests.CombinedOutput()
-			if passed := strings.Count(string(out), "--- PASS"); err != nil || passed != 5 {
-				t.Errorf("%d tests passed: %v\n%s", passed, err, out)
-			}
-		})
+// The hook of the proposal (KEP-2339) is one of the checks, and of their metrics.
+func TestHookShown(t *testing.T) {
+	const hook = "poststarthook/built-in-resources-storage-version-updater"
+	for path, want := range map[string]string{"/readyz?verbose=true": hook + " ok", "/metrics/slis": `kubernetes_healthcheck{name="` + hook + `",type="readyz"} 1`} {
+		client := must[*http.Client](t)(rest.HTTPClientFor(shared.admin))
+		response := must[*http.Response](t)(client.Get(shared.admin.Host + path))
+		body := must[[]byte](t)(io.ReadAll(response.Body))
+		_ = response.Body.Close()
+		if !strings.Contains(string(body), want) {
+			t.Errorf("%s has no %s: %s", path, want, body)
+		}
 	}
 }
 
@@ -90,35 +81,6 @@ func TestAllFeatures(t *testing.T) {
 	out, err := tests.CombinedOutput()
 	if passed := strings.Count(string(out), "--- PASS"); err != nil || passed != 2 {
 		t.Errorf("%d tests passed: %v\n%s", passed, err, out)
-	}
-}
-
-func TestPriorityAndFairness(t *testing.T) {
-	client := must[*http.Client](t)(rest.HTTPClientFor(shared.admin))
-	response := must[*http.Response](t)(client.Get(shared.admin.Host + "/api/v1/namespaces"))
-	_ = response.Body.Close()
-	if response.Header.Get("X-Kubernetes-Pf-Flowschema-Uid") == "" {
-		t.Errorf("a request is of no flow: %v", response.Header)
-	}
-}
-
-func TestEncryption(t *testing.T) {
-	dir := t.TempDir()
-	config := filepath.Join(dir, "encryption.yaml")
-	key := base64.StdEncoding.EncodeToString(bytes.Repeat([]byte("k"), 32))
-	if err := os.WriteFile(config, fmt.Appendf(nil, `{"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration", "resources": [
-		{"resources": ["secrets"], "providers": [{"aescbc": {"keys": [{"name": "one", "secret": "%s"}]}}, {"identity": {}}]}]}`, key), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	s := startFor(t, func(o *generic.Options) {
-		o.DataDir, o.ControlPlane.Etcd.EncryptionProviderConfigFilepath = filepath.Join(dir, "data"), config
-	})
-	must[*corev1.Secret](t)(s.kube.CoreV1().Secrets("default").Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}, StringData: map[string]string{"k": "v"}}, metav1.CreateOptions{}))
-	etcd := must[*clientv3.Client](t)(clientv3.New(clientv3.Config{Endpoints: []string{"unix://" + filepath.Join(dir, "data", "etcd.sock")}, DialTimeout: patience}))
-	defer func() { _ = etcd.Close() }()
-	stored := must[*clientv3.GetResponse](t)(etcd.Get(t.Context(), "/registry/secrets/default/s"))
-	if len(stored.Kvs) != 1 || !bytes.HasPrefix(stored.Kvs[0].Value, []byte("k8s:enc:aescbc:v1:one:")) {
-		t.Errorf("stored is %v", stored.Kvs)
 	}
 }
 
@@ -225,61 +187,11 @@ func (s *running) leader(t *testing.T) string {
 	return *lease.Spec.HolderIdentity
 }
 
-// When the server that leads leaves, another one does at once.
-func TestLeaderLeaves(t *testing.T) {
-	dir := t.TempDir()
-	pki, data := filepath.Join(dir, "pki"), filepath.Join(dir, "1")
-	first := startFor(t, func(o *generic.Options) { o.DataDir, o.CertDir, o.Join.NoControllers = data, pki, true })
-	join := func(name string) *running {
-		s, err := start(func(o *generic.Options) {
-			o.DataDir, o.CertDir = filepath.Join(dir, name), pki
-			o.Join.ControllerLeaseDuration = 2 * patience // a lock that is not given up is not had in time
-			o.ControlPlane.Etcd.StorageConfig.Transport.ServerList = []string{"unix://" + filepath.Join(data, "etcd.sock")}
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
-	second := join("2")
-	first.namespace(t)
-	before := first.leader(t)
-	if err := second.stop(); err != nil {
-		t.Fatalf("stop: %v", err)
-	}
-	third := join("3")
-	first.namespace(t)
-	if after := first.leader(t); after == before {
-		t.Errorf("%s still leads", after)
-	}
-	if err := third.stop(); err != nil {
-		t.Fatalf("stop: %v", err)
-	}
-}
-
-// A server can be started again on its data, in the same process too.
-func TestRestart(t *testing.T) {
-	dir := t.TempDir()
-	var namespaces []string
-	for range 3 {
-		s, err := start(func(o *generic.Options) { o.DataDir = dir })
-		if err != nil {
-			t.Fatal(err)
-		}
-		namespaces = append(namespaces, s.namespace(t))
-		for _, ns := range namespaces {
-			must[*corev1.Namespace](t)(s.kube.CoreV1().Namespaces().Get(t.Context(), ns, metav1.GetOptions{}))
-		}
-		if err := s.stop(); err != nil {
-			t.Fatalf("stop: %v", err)
-		}
-	}
-}
-
 func TestFiles(t *testing.T) {
-	info := must[os.FileInfo](t)(os.Stat(filepath.Join(filepath.Dir(shared.Kubeconfig()), "sa.key")))
-	if info.Mode().Perm() != 0o600 {
-		t.Errorf("the signing key has mode %v", info.Mode())
+	for _, file := range []string{shared.Kubeconfig(), filepath.Join(filepath.Dir(shared.Kubeconfig()), "sa.key")} {
+		if info := must[os.FileInfo](t)(os.Stat(file)); info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v", file, info.Mode())
+		}
 	}
 }
 

@@ -5,11 +5,8 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
-	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"net/url"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -18,22 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
-	aggregator "k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset"
 )
-
-// aside is a server beside the control plane, which a Service names.
-func aside(t *testing.T, ns string, handler http.HandlerFunc) (ca []byte, port int32) {
-	t.Helper()
-	server := httptest.NewTLSServer(handler)
-	t.Cleanup(server.Close)
-	u := must[*url.URL](t)(url.Parse(server.URL))
-	number := must[int](t)(strconv.Atoi(u.Port()))
-	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "aside"}, Spec: corev1.ServiceSpec{
-		Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: int32(number)}}}}
-	must[*corev1.Service](t)(shared.kube.CoreV1().Services(ns).Create(t.Context(), service, metav1.CreateOptions{}))
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), int32(number)
-}
 
 func TestServices(t *testing.T) {
 	ctx, ns := t.Context(), shared.namespace(t)
@@ -51,50 +33,6 @@ func TestServices(t *testing.T) {
 	if err := shared.kube.CoreV1().Services(ns).Delete(ctx, "headless", metav1.DeleteOptions{}); err != nil {
 		t.Error(err)
 	}
-}
-
-// An API of another server is served through its Service, with the user's name and groups
-// and the front proxy's certificate.
-func TestAggregation(t *testing.T) {
-	ctx, ns := t.Context(), shared.namespace(t)
-	ca, port := aside(t, ns, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		if r.URL.Path == "/apis/aside.concord.dev/v1/me" {
-			_ = json.NewEncoder(w).Encode(map[string]string{"user": r.Header.Get("X-Remote-User"), "path": r.URL.Path})
-			return
-		}
-		_ = json.NewEncoder(w).Encode(metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: "aside.concord.dev/v1"})
-	})
-	_ = ca // the certificate of httptest is not for the Service's name
-	services := aggregator.NewForConfigOrDie(shared.admin).ApiregistrationV1().APIServices()
-	api := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.aside.concord.dev"}, Spec: apiregistrationv1.APIServiceSpec{
-		Group: "aside.concord.dev", Version: "v1", GroupPriorityMinimum: 100, VersionPriority: 1, InsecureSkipTLSVerify: true,
-		Service: &apiregistrationv1.ServiceReference{Namespace: ns, Name: "aside", Port: &port},
-	}}
-	must[*apiregistrationv1.APIService](t)(services.Create(ctx, api, metav1.CreateOptions{}))
-	t.Cleanup(func() { _ = services.Delete(context.Background(), api.Name, metav1.DeleteOptions{}) })
-	eventually(t, "the aggregated API", func(ctx context.Context) error {
-		raw, err := shared.kube.Discovery().RESTClient().Get().AbsPath("/apis/aside.concord.dev/v1/me").DoRaw(ctx)
-		if err != nil {
-			return err
-		}
-		if !strings.Contains(string(raw), `"user":"admin"`) {
-			return fmt.Errorf("it says %s", raw)
-		}
-		return nil
-	})
-	eventually(t, "the availability of the API", func(ctx context.Context) error {
-		got, err := services.Get(ctx, api.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, c := range got.Status.Conditions {
-			if c.Type == apiregistrationv1.Available && c.Status == apiregistrationv1.ConditionTrue {
-				return nil
-			}
-		}
-		return fmt.Errorf("conditions %v", got.Status.Conditions)
-	})
 }
 
 func TestWebhook(t *testing.T) {

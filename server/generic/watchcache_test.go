@@ -16,13 +16,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
+
+	"github.com/concord-dev/concord/e2e/cluster"
 )
 
 // A new storage version of a CRD, and the migration to it, leave the watch cache as it is, and the
 // watches that it serves.
 func TestWatchCacheOutlivesStorageVersion(t *testing.T) {
 	ctx, ns := t.Context(), shared.namespace(t)
-	crds, crd := twoVersions(t, "gears", "Gear")
+	crds, crd := twoVersions(t, "gears")
 	gears := dynamic.NewForConfigOrDie(shared.admin).Resource(schema.GroupVersionResource{Group: crd.Spec.Group, Version: "v2", Resource: "gears"}).Namespace(ns)
 	eventually(t, "a custom resource", func(ctx context.Context) error {
 		_, err := gears.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
@@ -70,25 +72,11 @@ func TestWatchCacheOutlivesStorageVersion(t *testing.T) {
 }
 
 // twoVersions makes a definition with the versions v1, which is stored, and v2.
-func twoVersions(t *testing.T, plural, kind string) (crds apiextensionsclient.CustomResourceDefinitionInterface, crd *apiextensionsv1.CustomResourceDefinition) {
+func twoVersions(t *testing.T, plural string) (crds apiextensionsclient.CustomResourceDefinitionInterface, crd *apiextensionsv1.CustomResourceDefinition) {
 	t.Helper()
-	version := func(name string, storage bool) apiextensionsv1.CustomResourceDefinitionVersion {
-		keep := true
-		return apiextensionsv1.CustomResourceDefinitionVersion{Name: name, Served: true, Storage: storage, Schema: &apiextensionsv1.CustomResourceValidation{
-			OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: &keep},
-		}}
-	}
-	const group = "test.concord.dev"
 	crds = apiextensions.NewForConfigOrDie(shared.admin).ApiextensionsV1().CustomResourceDefinitions()
-	crd = must[*apiextensionsv1.CustomResourceDefinition](t)(crds.Create(t.Context(), &apiextensionsv1.CustomResourceDefinition{
-		ObjectMeta: metav1.ObjectMeta{Name: plural + "." + group},
-		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: group, Scope: apiextensionsv1.NamespaceScoped,
-			Names:    apiextensionsv1.CustomResourceDefinitionNames{Plural: plural, Kind: kind},
-			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{version("v1", true), version("v2", false)},
-		},
-	}, metav1.CreateOptions{}))
-	return crds, crd
+	definition := cluster.Definition(schema.GroupResource{Group: "test.concord.dev", Resource: plural}, "v1")
+	return crds, must[*apiextensionsv1.CustomResourceDefinition](t)(crds.Create(t.Context(), definition, metav1.CreateOptions{}))
 }
 
 // storeIn has a definition of twoVersions stored in one of them.
