@@ -17,32 +17,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/testbed/load"
 )
-
-// A migration for which the API engine is asked goes through the API, under load, and
-// counts like any other.
-func testAPIEngine(t *testing.T) {
-	c := cluster.New(t)
-	servers := c.Start(cluster.Options{}, "one", "two")
-	createWidgets(t, "v1", servers...)
-	fill(t, servers[0], widgetsV1, stored)
-	c.WaitSettled()
-
-	writes := c.Load(load.Config{Prefix: loadPrefix, Resources: []load.Resource{widgetsV1}, Pause: 50 * time.Millisecond}, servers...)
-	m := migrateThroughAPI(t, servers[0], widgets, "v2")
-	m = waitEnded(t, servers[1], m)
-	if done := migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded); done == nil || m.Status.Progress.Done < stored {
-		t.Errorf("it ended with %+v", m.Status)
-	}
-	if m.Status.Engine != migrationv1alpha1.EngineAPI || m.Status.EngineReason == "" {
-		t.Errorf("the engine is %q, because %q", m.Status.Engine, m.Status.EngineReason)
-	}
-	t.Logf("settled %v after the widgets' migration", c.WaitSettled().Round(time.Millisecond))
-	wantEncoding(t, c, widgets, widgetEncoding("v2"), stored)
-	c.CheckLoad(writes.Stop(), nil)
-	c.Check()
-}
 
 // migrateThroughAPI changes a custom resource's storage version and asks for the migration
 // to go through the API. It is asked for before the change and rests until it can be done,

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"strings"
@@ -17,7 +16,6 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 // A migration through the API whose conversion webhook is slow, refuses every tenth object,
@@ -235,15 +233,10 @@ func wantStored(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, want 
 // censusOf returns the counts of `concord census` for a resource.
 func censusOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[agree.Encoding]int {
 	t.Helper()
-	result := cluster.Command(t, "census", "--etcd-servers", c.Endpoint, "-o", "json")
-	var census migratestore.Census
-	if err := json.Unmarshal([]byte(result.Stdout), &census); err != nil || result.Code != 0 {
-		t.Fatalf("census: exit %d: %s: %v", result.Code, result.Stderr, err)
-	}
 	counted := map[agree.Encoding]int{}
-	for _, row := range census.Rows {
+	for _, row := range census(t, c) {
 		if row.Resource == gr.String() {
-			counted[agree.Encoding(row.Encoding)] = int(row.Objects)
+			counted[row.Encoding] = row.Objects
 		}
 	}
 	return counted

@@ -48,9 +48,8 @@ func testBothMigrationAPIs(t *testing.T) {
 	c := cluster.New(t)
 	slowly := cluster.Options{Args: betas + " --migration-max-objects-per-second=10"}
 	one := c.Start(slowly, "one")[0]
-	crd := widgetCRD("v1")
-	crd.Name, crd.Spec.Group = cronTabs.String(), cronTabs.Group
-	crd.Spec.Names.Plural, crd.Spec.Names.Singular, crd.Spec.Names.Kind, crd.Spec.Names.ListKind = "crontabs", "crontab", "CronTab", "CronTabList"
+	crd := widgetLike(cronTabs, "v1")
+	crd.Spec.Names.Kind, crd.Spec.Names.ListKind = "CronTab", "CronTabList"
 	createCRD(t, crd, one)
 	fill(t, one, cronTabsV1, stored)
 	c.WaitSettled()

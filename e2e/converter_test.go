@@ -40,12 +40,7 @@ const converterService = "converter"
 
 // convertibleCRD returns a CRD that stores v1.
 func convertibleCRD(converter *converter) *apiextensionsv1.CustomResourceDefinition {
-	crd := widgetCRD("v1")
-	crd.Name = convertibles.String()
-	crd.Spec.Names = apiextensionsv1.CustomResourceDefinitionNames{Plural: "convertibles", Singular: "convertible", Kind: "Convertible", ListKind: "ConvertibleList"}
-	for i := range crd.Spec.Versions {
-		crd.Spec.Versions[i].AdditionalPrinterColumns = nil
-	}
+	crd := widgetLike(convertibles, "v1")
 	spec := crd.Spec.Versions[1].Schema.OpenAPIV3Schema.Properties["spec"]
 	spec.Properties = map[string]apiextensionsv1.JSONSchemaProps{
 		"padding": {Type: "string"},

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
 
@@ -46,6 +48,7 @@ func TestEmulation(t *testing.T) {
 				t.Run("Introspection", func(t *testing.T) { testIntrospection(t, s, release) })
 				t.Run("MangledUserAgent", func(t *testing.T) { testMangledUserAgent(t, s) })
 				t.Run("Skew", func(t *testing.T) { testKubeletSkew(t, s, release) })
+				t.Run("Controllers", func(t *testing.T) { testControllers(t, s) })
 			})
 		}
 	}
@@ -201,20 +204,31 @@ func testKubeletSkew(t *testing.T, s *cluster.Server, release *version.Version) 
 	}
 }
 
+// testControllers: Kubernetes' controllers run at every release, and give a namespace what clients
+// expect in it.
+func testControllers(t *testing.T, s *cluster.Server) {
+	kube := s.Kube().CoreV1()
+	made, err := kube.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "new-"}}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cluster.Eventually(t, time.Minute, "a namespace has its ServiceAccount and the root CA", func(ctx context.Context) error {
+		_, account := kube.ServiceAccounts(made.Name).Get(ctx, "default", metav1.GetOptions{})
+		_, ca := kube.ConfigMaps(made.Name).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
+		return errors.Join(account, ca)
+	})
+}
+
 // skewCounts returns the values of the skew metric by the name and labels before them.
 func skewCounts(t *testing.T, s *cluster.Server) map[string]int {
 	t.Helper()
 	counts := map[string]int{}
-	for line := range strings.Lines(fetch(t, s, "/metrics", "")) {
-		f := strings.Fields(line)
-		if len(f) != 2 || !strings.HasPrefix(f[0], "concord_component_skew_requests_total{") {
-			continue
-		}
-		n, err := strconv.Atoi(f[1])
+	for sample, value := range samplesOf(t, s, skewedRequests+"{") {
+		n, err := strconv.Atoi(value)
 		if err != nil {
 			t.Fatal(err)
 		}
-		counts[f[0]] = n
+		counts[sample] = n
 	}
 	return counts
 }

@@ -47,10 +47,7 @@ func (m *migrating) atFullSpeed() *migrating {
 		s.Restart(cluster.Options{Args: "--migration-max-added-latency=0"})
 	}
 	m.c.WaitReporters(restored, m.servers...)
-	crd := widgetCRD("v1")
-	crd.Name, crd.Spec.Names.Plural, crd.Spec.Names.Singular = parcels.String(), "parcels", "parcel"
-	crd.Spec.Names.Kind, crd.Spec.Names.ListKind = "Parcel", "ParcelList"
-	createCRD(m.t, crd, m.servers...)
+	createCRD(m.t, widgetLike(parcels, "v1"), m.servers...)
 	m.c.WaitSettled()
 	full := &migrating{t: m.t, c: m.c, servers: m.servers, resource: parcelsV1, random: m.random, version: "v1"}
 	began := time.Now()

@@ -18,32 +18,12 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
-	migratestore "github.com/concord-dev/concord/migrate/store"
 	storedsets "github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/testbed/load"
 )
 
 const apiOff = "--feature-gates=StorageVersionAPI=false"
-
-// A server with the gate off serves everything but the StorageVersions, and says so.
-func testStorageVersionAPIOff(t *testing.T) {
-	c := cluster.New(t)
-	s := c.Start(cluster.Options{Args: apiOff}, "one")[0]
-	expectNoStorageVersions(t, s)
-	if found := keys(t, c, "apiextensions.k8s.io/customresourcedefinitions/"); slices.ContainsFunc(found, func(key string) bool { return strings.HasSuffix(key, ".migration.k8s.io") }) {
-		t.Errorf("there are definitions of migrations: %v", found)
-	}
-	writes := c.Load(load.Config{Resources: []load.Resource{load.Policies(), load.ConfigMaps("default")}}, s)
-	cluster.Eventually(t, time.Minute, "the server takes writes", acked(writes, []*cluster.Server{s}))
-	c.CheckLoad(writes.Stop(), nil)
-	s.Terminate()
-	if found := keys(t, c, "leases/kube-system/apiserver-"); len(found) > 0 {
-		t.Errorf("the server has stopped and its Lease is still there: %v", found)
-	}
-	c.Check()
-}
 
 // expectNoStorageVersions: the API is not there, and neither are its objects' readers.
 func expectNoStorageVersions(t *testing.T, s *cluster.Server) {
@@ -193,19 +173,12 @@ func expectUnknownSince(t *testing.T, c *cluster.Cluster, since int64, gr schema
 // expectCensus: as counted from raw etcd, every resource is stored in one encoding.
 func expectCensus(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
-	census, err := migratestore.Count(t.Context(), migratestore.NewEtcd(c.Raw), storedsets.DefaultPrefix, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	encodings := map[string]string{}
-	for _, row := range census.Rows {
+	encodings := map[string]agree.Encoding{}
+	for _, row := range census(t, c) {
 		if other, ok := encodings[row.Resource]; ok {
 			t.Errorf("%s is stored in %s and %s", row.Resource, other, row.Encoding)
 		}
 		encodings[row.Resource] = row.Encoding
-	}
-	if len(encodings) == 0 || len(census.Unknown) > 0 {
-		t.Errorf("the census found %v and could not read %v", encodings, census.Unknown)
 	}
 }
 
@@ -344,29 +317,4 @@ func expectNoMigration(t *testing.T, s *cluster.Server) {
 		}
 		return nil
 	})
-}
-
-// Servers go up a release, down and up again, with writes in between: at each step the stored
-// objects follow to the encoding in which that release stores them.
-func testUpDownUp(t *testing.T) {
-	c := cluster.New(t)
-	servers := c.Start(cluster.Options{Emulation: "1.36"}, "one", "two")
-	fill(t, servers[0], load.Policies(), stored)
-	c.WaitSettled()
-	wantEncoding(t, c, policies, policyV1beta1, stored)
-	writes := c.Load(load.Config{Resources: []load.Resource{load.Policies(), load.ConfigMaps("default")}, Pause: 50 * time.Millisecond}, servers...)
-	roll(t, c, servers, "1.37", policyV1beta1, policyV1)
-	cluster.Eventually(t, time.Minute, "every server takes writes", acked(writes, servers))
-	roll(t, c, servers, "1.36", policyV1, policyV1beta1)
-	cluster.Eventually(t, time.Minute, "every server takes writes", acked(writes, servers))
-	roll(t, c, servers, "1.37", policyV1beta1, policyV1)
-	c.CheckLoad(writes.Stop(), load.BrokenTo("one", "two"))
-	wantEncoding(t, c, policies, policyV1, stored)
-	expectCensus(t, c)
-	c.Ledger(func(l *audit.Ledger) {
-		if l.Rewrites() < 3*stored {
-			t.Errorf("%d objects were rewritten, want at least %d three times", l.Rewrites(), stored)
-		}
-	})
-	c.Check()
 }

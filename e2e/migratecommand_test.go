@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"regexp"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
@@ -56,7 +58,7 @@ func testMigrateCommand(t *testing.T) {
 		!strings.Contains(result.Stdout, fmt.Sprintf("widgets.e2e.concord.dev: succeeded: %d objects are in e2e.concord.dev/v2", stored)) {
 		t.Errorf("it ends with %+v", result)
 	}
-	wantProof(t, c, servers[1], map[string]int64{string(widgetEncoding("v2")): stored}, 0)
+	wantProof(t, c, servers[1], map[agree.Encoding]int{widgetEncoding("v2"): stored}, 0)
 	if after := dryRun(t, migrate("widgets", "--dry-run", "-o", "json")); *after[0].Rewrite != 0 || *after[0].Objects != stored {
 		t.Errorf("afterwards the dry run says %+v", after)
 	}
@@ -82,7 +84,7 @@ func testMigrateCommand(t *testing.T) {
 		ended[0].Reason != migrationv1alpha1.ReasonObjectsFailed || ended[0].Done != stored || ended[0].Failed != 1 || ended[0].Failures[0].Name != "broken" {
 		t.Errorf("with a broken object it ends with %+v (%v)", result, err)
 	}
-	wantProof(t, c, servers[1], map[string]int64{string(widgetEncoding("v1")): 1, string(widgetEncoding("v2")): stored}, 1)
+	wantProof(t, c, servers[1], map[agree.Encoding]int{widgetEncoding("v1"): 1, widgetEncoding("v2"): stored}, 1)
 	if result := migrate("widgets"); result.Code != 2 || !strings.Contains(result.Stdout, "default/broken: ") {
 		t.Errorf("with a broken object it ends with %+v", result)
 	}
@@ -127,18 +129,13 @@ func migrateAll(t *testing.T, c *cluster.Cluster, s *cluster.Server, migrate fun
 	}
 	t.Logf("%d resources were migrated, and all settled %v later", len(counted), c.WaitSettled().Round(time.Millisecond))
 
-	var census migratestore.Census
-	raw := cluster.Command(t, "census", "--etcd-servers", c.Endpoint, "-o", "json")
-	if err := json.Unmarshal([]byte(raw.Stdout), &census); err != nil || raw.Code != 0 || len(census.Unknown) > 0 {
-		t.Fatalf("census: %v: %+v", err, raw)
-	}
-	seen := 0
-	for _, row := range census.Rows {
+	rows, seen := census(t, c), 0
+	for _, row := range rows {
 		if row.Resource == migratestore.ResourceOther {
 			continue
 		}
 		seen++
-		if encoding, ok := agreed[row.Resource]; !ok || encoding != row.Encoding {
+		if encoding, ok := agreed[row.Resource]; !ok || encoding != string(row.Encoding) {
 			t.Errorf("census counts %d of %s in %s, the dry run of all resources said %q", row.Objects, row.Resource, row.Encoding, encoding)
 		}
 		if row.Resource == widgets.String() && row.Objects != stored {
@@ -146,7 +143,7 @@ func migrateAll(t *testing.T, c *cluster.Cluster, s *cluster.Server, migrate fun
 		}
 	}
 	if seen < 5 {
-		t.Errorf("census counts %d resources: %+v", seen, census.Rows)
+		t.Errorf("census counts %d resources: %+v", seen, rows)
 	}
 	for _, row := range dryRun(t, migrate("--all", "--dry-run", "-o", "json")) {
 		if row.Rewrite == nil || *row.Rewrite != 0 || row.Encoding != agreed[row.Resource] {
@@ -231,32 +228,17 @@ func dryRun(t *testing.T, result cluster.Result) (rows []dryRunRow) {
 
 // wantProof fails unless concord census, and the newest migration of widgets by the
 // command, count the same.
-func wantProof(t *testing.T, c *cluster.Cluster, s *cluster.Server, want map[string]int64, failed int64) {
+func wantProof(t *testing.T, c *cluster.Cluster, s *cluster.Server, want map[agree.Encoding]int, failed int64) {
 	t.Helper()
-	var census struct {
-		Rows []struct {
-			Resource, Encoding string
-			Objects            int64
-		}
-	}
-	result := cluster.Command(t, "census", "--etcd-servers", c.Endpoint, "-o", "json")
-	if err := json.Unmarshal([]byte(result.Stdout), &census); err != nil {
-		t.Fatalf("census: %v: %+v", err, result)
-	}
-	counted := map[string]int64{}
-	for _, row := range census.Rows {
-		if row.Resource == widgets.String() {
-			counted[row.Encoding] = row.Objects
-		}
-	}
-	if fmt.Sprint(counted) != fmt.Sprint(want) {
+	counted := censusOf(t, c, widgets)
+	if !maps.Equal(counted, want) {
 		t.Errorf("census counts %v, want %v", counted, want)
 	}
 	m := commands(t, s)
 	if m == nil {
 		t.Fatal("there is no migration of the command's")
 	}
-	if p := m.Status.Progress; p == nil || p.Done != counted[string(widgetEncoding("v2"))] || p.Failed != failed || p.Total != p.Done+failed {
+	if p := m.Status.Progress; p == nil || p.Done != int64(counted[widgetEncoding("v2")]) || p.Failed != failed || p.Total != p.Done+failed {
 		t.Errorf("the migration says %+v, and census %v", p, counted)
 	}
 }

@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -12,9 +11,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
@@ -85,66 +82,6 @@ func wantFenceCounted(t *testing.T, servers []*cluster.Server) {
 }
 
 var fenceCounter = regexp.MustCompile(`(?m)^concord_fence_(mismatches|retries|forwards)_total\{\S* (\S+)$`)
-
-// A user's migration of a resource that does not exist, and of one that is not stored,
-// ends with a reason; one of a resource that needs none succeeds.
-func testUserMigrations(t *testing.T) {
-	c := cluster.New(t)
-	s := c.Start(cluster.Options{}, "one")[0]
-	c.WaitSettled()
-	for name, test := range map[string]struct {
-		resource schema.GroupVersionResource
-		ends     migrationv1alpha1.MigrationConditionType
-		reason   string
-		counted  float64
-	}{
-		"missing": {schema.GroupVersionResource{Group: "nowhere.example.com", Version: "v1", Resource: "nothings"},
-			migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound, 1},
-		"stored": {schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},
-			migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, 2}, // another one was made at the start
-	} {
-		m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: test.resource.Group, Version: test.resource.Version, Resource: test.resource.Resource}
-		if err := s.Objects().Create(t.Context(), m); err != nil {
-			t.Fatal(err)
-		}
-		cluster.Eventually(t, 90*time.Second, "migration "+name+" ends", func(ctx context.Context) error {
-			if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
-				return err
-			}
-			for _, condition := range m.Status.Conditions {
-				if condition.Status == corev1.ConditionTrue && condition.Type == test.ends && condition.Reason == test.reason && condition.Message != "" {
-					return nil
-				}
-			}
-			return fmt.Errorf("conditions %+v, want %s because of %s", m.Status.Conditions, test.ends, test.reason)
-		})
-		cluster.Eventually(t, time.Minute, "the migration is counted once", func(context.Context) error {
-			if got := endedMigrations(t, s, test.resource)[string(test.ends)]; got != test.counted {
-				return fmt.Errorf("%v migrations of %s are counted as %s", got, test.resource, test.ends)
-			}
-			return nil
-		})
-	}
-	c.Check()
-}
-
-// endedMigrations are the numbers of migrations that a server has ended, by status.
-func endedMigrations(t *testing.T, s *cluster.Server, gvr schema.GroupVersionResource) map[string]float64 {
-	t.Helper()
-	status, body, err := s.Get(t.Context(), "/metrics")
-	if err != nil || status != http.StatusOK {
-		t.Fatalf("metrics of %s: %d, %v", s.Name, status, err)
-	}
-	found := map[string]float64{}
-	line := regexp.MustCompile(`(?m)^storage_migrator_core_migrator_migrations_total\{resource="` + regexp.QuoteMeta(gvr.String()) + `",status="(\w+)"\} (\S+)$`)
-	for _, match := range line.FindAllStringSubmatch(body, -1) {
-		if found[match[1]], err = strconv.ParseFloat(match[2], 64); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return found
-}
 
 // waitFailedMigration waits for a migration that ended with objects that could not be
 // migrated, in such a way as wanted.

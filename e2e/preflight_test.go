@@ -7,7 +7,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
@@ -45,7 +44,6 @@ func noWayBack(t *testing.T, s *story, p plan) {
 	}
 	old := s.c.NewServer("old", cluster.Options{Release: "1.35"})
 	wantRefusal(t, old)
-	couldNotTell(t, s.c)
 
 	old.StartAs(cluster.Options{Release: "1.35", Args: "--allow-undecodable-storage"})
 	old.WaitReady()
@@ -110,26 +108,5 @@ func wantRefusal(t *testing.T, old *cluster.Server) {
 		if !strings.Contains(refusal, resource+" as "+encoding) {
 			t.Errorf("it does not name %s as %s: %s", resource, encoding, refusal)
 		}
-	}
-}
-
-// couldNotTell: the stored set of one resource is not remembered, and a value of it is
-// encrypted. No server runs.
-func couldNotTell(t *testing.T, c *cluster.Cluster) {
-	t.Helper()
-	const state, sealed = "/registry/migration.k8s.io/storagestates/secrets", "/registry/secrets/space/sealed"
-	c.Audit.With(func(l *audit.Ledger) { l.Ignore(sealed) })
-	if deleted, err := c.Raw.Delete(t.Context(), state); err != nil || deleted.Deleted != 1 {
-		t.Fatalf("delete the stored set of secrets: %v, %v", deleted, err)
-	}
-	if _, err := c.Raw.Put(t.Context(), sealed, "k8s:enc:aescbc:v1:key1:\x00"); err != nil {
-		t.Fatal(err)
-	}
-	code, unsafe := preflight(t, "--etcd-servers", c.Endpoint, "--emulation-version", "1.36")
-	if code != 1 || len(unsafe) != 1 || !strings.Contains(unsafe["secrets"], "1 value is encrypted") {
-		t.Errorf("preflight ends with %d and finds %v, want 1 and secrets", code, unsafe)
-	}
-	if _, err := c.Raw.Delete(t.Context(), sealed); err != nil {
-		t.Fatal(err)
 	}
 }

@@ -2,8 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"errors"
-	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -47,51 +45,12 @@ func refused(t *testing.T, args []string, parts ...string) {
 	}
 }
 
-// Wrong flags are refused before anything is started or written.
-func TestRefusedFlags(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		name string
-		args []string
-		want []string
-	}{
-		{"Unknown", []string{"--nonsense"}, []string{"unknown flag: --nonsense"}},
-		{"EmulationTooOld", []string{"--emulation-version", "1.33"}, []string{"--emulation-version", "1.33", "1.34, 1.35, 1.36, 1.37"}},
-		{"EmulationTooNew", []string{"--emulation-version", "1.38"}, []string{"--emulation-version", "1.38", "1.34, 1.35, 1.36, 1.37"}},
-		{"EmulationAlias", []string{"--emulated-version", "1.38"}, []string{"1.38", "1.34, 1.35, 1.36, 1.37"}},
-		{"EmulationNoVersion", []string{"--emulation-version", "new"}, []string{"--emulation-version", "new", "1.37"}},
-		{"MinCompatibilityAboveEmulation", []string{"--emulation-version", "1.35", "--min-compatibility-version", "1.36"}, []string{"--min-compatibility-version", "1.36", "1.34, 1.35"}},
-		{"RuntimeConfig", []string{"--runtime-config", "nonsense/v1=true"}, []string{"--runtime-config", "nonsense/v1"}},
-		{"FeatureGate", []string{"--feature-gates", "Nonsense=true"}, []string{"--feature-gates", "Nonsense", "no release has this feature", "allowed"}},
-		{"FeatureGateLocked", []string{"--feature-gates", "CustomResourceFieldSelectors=false"}, []string{"--feature-gates", "CustomResourceFieldSelectors", "locked", "allowed is CustomResourceFieldSelectors=true"}},
-		{"FeatureGateOfLater", []string{"--emulation-version", "1.36", "--feature-gates", "EtcdRangeStream=true"}, []string{"EtcdRangeStream", "introduced in 1.37", "allowed"}},
-		{"FeatureGateOfUpstream", []string{"--feature-gates", "kube:StorageVersionAPI=true"}, []string{"--feature-gates", "StorageVersionAPI", "stays off"}},
-		{"VersionsGatedOff", []string{"--feature-gates", "CompatibilityVersions=false", "--emulation-version", "1.36"}, []string{"--emulation-version", "CompatibilityVersions"}},
-		{"EtcdOverrides", []string{"--etcd-servers-overrides", "/events#http://127.0.0.1:2379"}, []string{"--etcd-servers-overrides"}},
-		{"Port", []string{"--secure-port", "70000"}, []string{"--secure-port", "65535"}},
-		{"LeaseTooShort", []string{"--identity-lease-duration", "1ms"}, []string{"--identity-lease-duration"}},
-		{"RenewTooSeldom", []string{"--identity-lease-duration", "5s", "--identity-lease-renew-interval", "6s"}, []string{"--identity-lease-renew-interval"}},
-		{"MissingCAFile", []string{"--etcd-servers", "https://127.0.0.1:2379", "--etcd-cafile", "/nowhere/ca.crt"}, []string{"--etcd-cafile", "/nowhere/ca.crt"}},
-		{"Argument", []string{"surplus"}, []string{"surplus"}},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			t.Parallel()
-			dir := filepath.Join(t.TempDir(), "data")
-			refused(t, append([]string{"server", "--data-dir", dir}, test.args...), test.want...)
-			if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
-				t.Errorf("the data directory was touched: %v", err)
-			}
-		})
-	}
-}
-
 // Wrong surroundings are named in one line too.
 func testRefusedSurroundings(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		run  func(t *testing.T, flags []string)
 	}{
-		{"PortTaken", refusesTakenPort},
 		{"DataDirectoryLocked", refusesLockedDirectory},
 		{"NoEtcdOnSocket", func(t *testing.T, flags []string) {
 			refused(t, append(flags, "--etcd-servers", "unix:///nowhere/etcd.sock"), "/nowhere/etcd.sock", "--etcd-servers")
@@ -121,19 +80,6 @@ func testRefusedSurroundings(t *testing.T) {
 			test.run(t, []string{"server", "--data-dir", dir, "--secure-port", strconv.Itoa(cluster.FreePort(t))})
 		})
 	}
-}
-
-func refusesTakenPort(t *testing.T, flags []string) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	refused(t, append(flags, "--secure-port", port), "127.0.0.1:"+port, "--secure-port")
 }
 
 func refusesLockedDirectory(t *testing.T, flags []string) {

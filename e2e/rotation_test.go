@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"crypto/sha256"
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -75,7 +74,8 @@ func testRotationKilled(t *testing.T) {
 	}
 	e.load(late, keyB, keyA, identity)
 	e.awaitRewrites(before, 200)
-	killed := e.kill()
+	killed := (&migrating{t: t, c: e.c, servers: e.servers, resource: loadedSecrets()}).claimer()
+	killed.Kill()
 	e.wantNeeded(keyA)
 	t.Logf("%s was killed after %d rewrites; left with the old key: %d", killed.Name, e.rewrites()-before, e.c.Encodings(secrets)[agree.Encoding("v1").Sealed(sealOf(t, keyA))])
 	killed.Start()
@@ -98,35 +98,6 @@ func testRotationKilled(t *testing.T) {
 	e.c.CheckLoad(writes.Stop(), disturbed)
 	e.wantReadable(objects)
 	e.c.Check()
-}
-
-// kill ends the server that does the migration.
-func (e *encrypted) kill() *cluster.Server {
-	e.t.Helper()
-	var claimer string
-	cluster.Eventually(e.t, time.Minute, "a server has claimed the migration", func(ctx context.Context) error {
-		var list migrationv1alpha1.StorageVersionMigrationList
-		if err := e.servers[0].Objects().List(ctx, &list); err != nil {
-			return err
-		}
-		for i := range list.Items {
-			if m := &list.Items[i]; m.Spec.Resource.Resource == secrets.Resource && !migrationv1alpha1.Final(m) {
-				claimer = m.Annotations[migrationv1alpha1.ClaimedByAnnotation]
-			}
-		}
-		if claimer == "" {
-			return errors.New("nobody has")
-		}
-		return nil
-	})
-	for _, s := range e.servers {
-		if id, ok := s.ID(); ok && string(id) == claimer {
-			s.Kill()
-			return s
-		}
-	}
-	e.t.Fatalf("no server is %s", claimer)
-	return nil
 }
 
 // Objects that were stored unencrypted get encrypted, survive a restart of all servers, and

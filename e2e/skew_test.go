@@ -2,12 +2,9 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
-	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -164,10 +161,6 @@ func clusterVersionTable(t *testing.T, s *cluster.Server) {
 			t.Errorf("there is no %s in the table %s", want, body)
 		}
 	}
-	if path, err := exec.LookPath("kubectl"); err == nil {
-		k := newKubectl(t, path, s)
-		k.wants(k.run("get", "clusterversions"), "VERSIONS-AGREE", "SKEW-ALLOWED", "cluster", "1.35", "1.37", "False")
-	}
 }
 
 // samplesOf returns a metric's samples, their values by name and labels.
@@ -273,33 +266,5 @@ func skewedClients(t *testing.T, s *cluster.Server) {
 	}
 	if n := strings.Count(s.Output(), "Requests come from a component outside the allowed version skew"); n != 4 {
 		t.Errorf("%d offenders are logged, want 4", n)
-	}
-	stockKubectl(t, s, counted)
-}
-
-// stockKubectl sends requests with the unmodified program, if there is one: of whichever
-// release it is, it is judged by it.
-func stockKubectl(t *testing.T, s *cluster.Server, counted func(component, direction string) string) {
-	path, err := exec.LookPath("kubectl")
-	if err != nil {
-		t.Log("there is no kubectl on the PATH: its User-Agent was sent by other means alone")
-		return
-	}
-	k := newKubectl(t, path, s)
-	var own struct{ ClientVersion struct{ Major, Minor string } }
-	if err := json.Unmarshal([]byte(k.run("version", "--client", "-o", "json")), &own); err != nil {
-		t.Fatal(err)
-	}
-	minor, err := strconv.Atoi(strings.TrimRight(own.ClientVersion.Minor, "+"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := samplesOf(t, s, skewedRequests)
-	k.wants(k.run("get", "--server", s.URL(), "--raw", "/api/v1/namespaces/kube-system"), `"name":"kube-system"`)
-	after := samplesOf(t, s, skewedRequests)
-	for direction, outside := range map[string]bool{"older": minor < 35, "newer": minor > 37, "unknown": false} {
-		if sample := counted("kubectl", direction); (before[sample] != after[sample]) != outside {
-			t.Errorf("a request of kubectl 1.%d moves %s from %s to %s", minor, sample, before[sample], after[sample])
-		}
 	}
 }

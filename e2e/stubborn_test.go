@@ -16,8 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/client-go/util/retry"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
@@ -101,15 +99,10 @@ func differing(a, b map[string]string) (n int) {
 func tightenWidgets(t *testing.T, s *cluster.Server, storage string) {
 	t.Helper()
 	short := int64(3)
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := s.Objects().Get(t.Context(), client.ObjectKey{Name: widgets.String()}, crd); err != nil {
-			return err
-		}
+	if err := cluster.ChangeDefinition(t.Context(), s.Objects(), widgets.String(), func(crd *apiextensionsv1.CustomResourceDefinition) {
+		cluster.Store(storage)(crd)
 		for i := range crd.Spec.Versions {
-			v := &crd.Spec.Versions[i]
-			v.Storage = v.Name == storage
-			v.Schema.OpenAPIV3Schema.Properties["spec"] = apiextensionsv1.JSONSchemaProps{
+			crd.Spec.Versions[i].Schema.OpenAPIV3Schema.Properties["spec"] = apiextensionsv1.JSONSchemaProps{
 				Type:     "object",
 				Required: []string{"text", "owner"},
 				Properties: map[string]apiextensionsv1.JSONSchemaProps{
@@ -117,9 +110,7 @@ func tightenWidgets(t *testing.T, s *cluster.Server, storage string) {
 				},
 			}
 		}
-		return s.Objects().Update(t.Context(), crd)
-	})
-	if err != nil {
+	}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -9,8 +9,6 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/util/retry"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/cluster"
@@ -35,25 +33,18 @@ func widgetEncoding(version string) agree.Encoding {
 
 // widgetCRD returns the CRD with the version that is stored.
 func widgetCRD(storage string) *apiextensionsv1.CustomResourceDefinition {
-	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: widgets.String()}}
-	crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
-		Group: widgetGroup,
-		Scope: apiextensionsv1.NamespaceScoped,
-		Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Singular: "widget", Kind: "Widget", ListKind: "WidgetList"},
-	}
+	return widgetLike(widgets, storage)
+}
+
+// widgetLike returns such a CRD of another resource.
+func widgetLike(gr schema.GroupResource, storage string) *apiextensionsv1.CustomResourceDefinition {
+	crd := cluster.Definition(gr, storage)
 	text := apiextensionsv1.JSONSchemaProps{Type: "string"}
-	for _, version := range []string{"v1", "v2"} {
-		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{
-			Name: version, Served: true, Storage: version == storage,
-			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{
-				Type: "object",
-				Properties: map[string]apiextensionsv1.JSONSchemaProps{"spec": {
-					Type:       "object",
-					Properties: map[string]apiextensionsv1.JSONSchemaProps{"text": text, "padding": text},
-				}},
-			}},
-			AdditionalPrinterColumns: []apiextensionsv1.CustomResourceColumnDefinition{{Name: "Text", Type: "string", JSONPath: ".spec.text"}},
-		})
+	for i := range crd.Spec.Versions {
+		crd.Spec.Versions[i].Schema.OpenAPIV3Schema = &apiextensionsv1.JSONSchemaProps{
+			Type:       "object",
+			Properties: map[string]apiextensionsv1.JSONSchemaProps{"spec": {Type: "object", Properties: map[string]apiextensionsv1.JSONSchemaProps{"text": text, "padding": text}}},
+		}
 	}
 	return crd
 }
@@ -87,17 +78,7 @@ func storeWidgetsIn(t *testing.T, s *cluster.Server, version string) {
 // storeIn changes the storage version of a custom resource.
 func storeIn(t *testing.T, s *cluster.Server, gr schema.GroupResource, version string) {
 	t.Helper()
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		crd := &apiextensionsv1.CustomResourceDefinition{}
-		if err := s.Objects().Get(t.Context(), client.ObjectKey{Name: gr.String()}, crd); err != nil {
-			return err
-		}
-		for i := range crd.Spec.Versions {
-			crd.Spec.Versions[i].Storage = crd.Spec.Versions[i].Name == version
-		}
-		return s.Objects().Update(t.Context(), crd)
-	})
-	if err != nil {
+	if err := cluster.ChangeDefinition(t.Context(), s.Objects(), gr.String(), cluster.Store(version)); err != nil {
 		t.Fatal(err)
 	}
 }
