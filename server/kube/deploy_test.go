@@ -1,12 +1,8 @@
 package kube_test
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -17,13 +13,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/restmapper"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
+	"github.com/concord-dev/concord/e2e/beside"
 )
 
 // deployed are the manifests of concord controllers, as they are installed.
@@ -35,23 +31,13 @@ const (
 )
 
 // manifests reads the objects of a file under deploy, in its order.
-func manifests(t testing.TB, path string) (objects []*unstructured.Unstructured) {
+func manifests(t testing.TB, path string) []*unstructured.Unstructured {
 	t.Helper()
-	content, err := os.ReadFile(filepath.Join(deployFolder, path))
+	objects, err := beside.Manifests(filepath.Join(deployFolder, path))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for documents := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(content), 4096); ; {
-		var object unstructured.Unstructured
-		if err := documents.Decode(&object.Object); errors.Is(err, io.EOF) {
-			return objects
-		} else if err != nil {
-			t.Fatalf("%s: %v", path, err)
-		}
-		if len(object.Object) > 0 {
-			objects = append(objects, &object)
-		}
-	}
+	return objects
 }
 
 // apply has the server apply an object, server-side and with strict validation, as kubectl does.

@@ -30,9 +30,6 @@ func TestRefused(t *testing.T) {
 		"--emulation-version=1.38":                                "1.38",
 		"--min-compatibility-version=1.30":                        "1.30",
 		"--identity-lease-duration=1500ms":                        "--identity-lease-duration 1.5s is not allowed",
-		"--watch-cache-sizes=configmaps":                          "watch-cache-sizes",
-		"--egress-selector-config-file=/does/not/exist":           "/does/not/exist",
-		"--encryption-provider-config=/does/not/exist":            "/does/not/exist",
 		"--runtime-config=storage.example.com/v1=true":            "storage.example.com",
 	} {
 		t.Run(flag, func(t *testing.T) {

@@ -8,16 +8,16 @@ import (
 	"testing"
 	"time"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/join/roles"
 )
 
@@ -89,20 +89,7 @@ func (g guarded) allows(what, name, as, change string, subresources ...string) {
 // define makes a definition with versions v1 and v2, of which v2 is stored and v1 was.
 func (g guarded) define(group string) (name string) {
 	g.t.Helper()
-	var versions []apiextensionsv1.CustomResourceDefinitionVersion
-	for _, v := range []string{"v1", "v2"} {
-		versions = append(versions, apiextensionsv1.CustomResourceDefinitionVersion{
-			Name: v, Served: true, Storage: v == "v1",
-			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}},
-		})
-	}
-	crd := &apiextensionsv1.CustomResourceDefinition{
-		ObjectMeta: metav1.ObjectMeta{Name: "gadgets." + group},
-		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: group, Scope: apiextensionsv1.NamespaceScoped, Versions: versions,
-			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "gadgets", Singular: "gadget", Kind: "Gadget", ListKind: "GadgetList"},
-		},
-	}
+	crd := cluster.Definition(schema.GroupResource{Group: group, Resource: "gadgets"}, "v1")
 	if _, err := g.definitions(g.as(adminToken)).ApiextensionsV1().CustomResourceDefinitions().Create(g.t.Context(), crd, metav1.CreateOptions{}); err != nil {
 		g.t.Fatal(err)
 	}

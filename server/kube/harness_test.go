@@ -34,12 +34,10 @@ func TestSlow(t *testing.T) {
 	t.Run("Flags", testFlags)
 	t.Run("Egress", testEgress)
 	t.Run("Encryption", testEncryption)
-	t.Run("KMS", testKMS)
 	t.Run("BrokenWebhook", testBrokenWebhook)
 	t.Run("Roll", testRoll)
 	t.Run("OwnUpgrade", testOwnUpgrade)
 	t.Run("Paused", testPaused)
-	t.Run("ReplicatedEtcd", testReplicatedEtcd)
 	t.Run("BothMigrators", testBothMigrators)
 	t.Run("MigratorBesideStock", testMigratorBesideStock)
 }

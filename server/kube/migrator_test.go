@@ -14,36 +14,20 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/cluster"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
 var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 
-// widgetCRD has two versions that differ in nothing else.
-func widgetCRD(stores string) *apiextensionsv1.CustomResourceDefinition {
-	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: widgets.String()}}
-	crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
-		Group: widgets.Group, Scope: apiextensionsv1.NamespaceScoped,
-		Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Singular: "widget", Kind: "Widget", ListKind: "WidgetList"},
-	}
-	for _, v := range []string{"v1", "v2"} {
-		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{
-			Name: v, Served: true, Storage: v == stores,
-			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: &apiextensionsv1.JSONSchemaProps{Type: "object", XPreserveUnknownFields: ptr.To(true)}},
-		})
-	}
-	return crd
-}
-
 // createWidgets creates the definition, which stores v1, and objects.
 func (s *apiserver) createWidgets(n int) {
 	s.t.Helper()
-	if err := s.Objects().Create(s.t.Context(), widgetCRD("v1")); err != nil {
+	if err := s.Objects().Create(s.t.Context(), cluster.Definition(widgets, "v1")); err != nil {
 		s.t.Fatal(err)
 	}
 	for i := range n {
@@ -86,11 +70,7 @@ func (s *apiserver) changeCRD(status bool, change func(*apiextensionsv1.CustomRe
 // flip has the definition store another version.
 func (s *apiserver) flip(stores string) {
 	s.t.Helper()
-	s.changeCRD(false, func(crd *apiextensionsv1.CustomResourceDefinition) {
-		for i := range crd.Spec.Versions {
-			crd.Spec.Versions[i].Storage = crd.Spec.Versions[i].Name == stores
-		}
-	})
+	s.changeCRD(false, cluster.Store(stores))
 }
 
 // storedVersions waits until the definition's storedVersions are these.

@@ -54,28 +54,13 @@ func (s *apiserver) disagreed(timeout time.Duration) (lease string) {
 
 // Beside a stock kube-apiserver nothing is agreed and nothing migrates, and the stock one works
 // as ever. When it has crashed and its Lease is deleted as told, everything is migrated, also
-// the objects that the stock server has written in another version.
+// the objects that the stock server, which emulates an older release, has written in another version.
 func TestBesideStock(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		flags []string
-		// writes is the version in which the stock server writes policies, which ours writes in v1.
-		writes agree.Encoding
-	}{
-		"1.37":               {nil, "admissionregistration.k8s.io/v1"},
-		"1.37 that emulates": {[]string{"--emulated-version=1.36"}, "admissionregistration.k8s.io/v1beta1"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			besideStock(t, test.writes, test.flags...)
-		})
-	}
-}
-
-func besideStock(t *testing.T, writes agree.Encoding, flags ...string) {
+	const writes = agree.Encoding("admissionregistration.k8s.io/v1beta1") // of policies, which ours writes in v1
 	c := newControl(t)
 	migrations := c.follow(migrationv1alpha1.GroupName + "/storageversionmigrations")
-	other := c.ready(stock, "other", flags...)
+	other := c.ready(stock, "other", "--emulated-version=1.36")
 	s := c.ready(ours, "one")
 	lease := s.disagreed(time.Minute)
 	if _, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(t.Context(), lease, metav1.GetOptions{}); err != nil {

@@ -314,26 +314,6 @@ func (c *control) follow(resource string) func() map[agree.Encoding]int {
 	}
 }
 
-// An etcd of three members over TLS loses one while a migration runs.
-func testReplicatedEtcd(t *testing.T) {
-	c, members := newReplicated(t)
-	one, two := c.ready(ours, "one"), c.ready(ours, "two")
-	const n = 300
-	one.createWidgets(n)
-	one.migrated(time.Minute)
-	w := write(t, 50, one, two)
-	one.flip("v2")
-	members[0].Kill()
-	before := w.written.Load()
-	one.storedVersions(2*time.Minute, "v2")
-	if written := w.end(); written == before {
-		t.Error("nothing was written since a member was killed")
-	}
-	if found := c.encodings(); len(found) != 1 || found["example.com/v2"] != n {
-		t.Errorf("in etcd are %v", found)
-	}
-}
-
 // newReplicated starts an etcd of three members over TLS.
 func newReplicated(t *testing.T) (*control, []*cluster.Process) {
 	t.Helper()
