@@ -42,17 +42,20 @@ type badObject struct {
 	// reason and text say how the object is named.
 	reason migrationv1alpha1.MigrationFailureReason
 	text   string
+	// inTreeEnds says that the in-tree migration of it comes to an end.
+	inTreeEnds bool
 
 	widgets *beside.Widgets
 }
 
 var badObjects = []badObject{
 	{
-		plural: "requireds",
-		v2:     apiextensionsv1.JSONSchemaProps{Required: []string{"mandatory"}, Properties: map[string]apiextensionsv1.JSONSchemaProps{"mandatory": {Type: "string"}}},
-		edit:   func(o *unstructured.Unstructured) { delete(o.Object, "mandatory") },
-		reason: migrationv1alpha1.FailureRejected,
-		text:   "mandatory: Required value",
+		plural:     "requireds",
+		v2:         apiextensionsv1.JSONSchemaProps{Required: []string{"mandatory"}, Properties: map[string]apiextensionsv1.JSONSchemaProps{"mandatory": {Type: "string"}}},
+		edit:       func(o *unstructured.Unstructured) { delete(o.Object, "mandatory") },
+		reason:     migrationv1alpha1.FailureRejected,
+		text:       "mandatory: Required value",
+		inTreeEnds: true,
 	},
 	{
 		plural: "transitions",
@@ -60,12 +63,13 @@ var badObjects = []badObject{
 			Properties:   map[string]apiextensionsv1.JSONSchemaProps{"frozen": {Type: "string"}},
 			XValidations: apiextensionsv1.ValidationRules{{Rule: "!has(oldSelf.frozen) || !has(self.frozen)", Message: "what is frozen has to thaw"}},
 		},
-		edit:   func(o *unstructured.Unstructured) { o.Object["frozen"] = "yes" },
-		reason: migrationv1alpha1.FailureRejected,
-		text:   "what is frozen has to thaw",
+		edit:       func(o *unstructured.Unstructured) { o.Object["frozen"] = "yes" },
+		reason:     migrationv1alpha1.FailureRejected,
+		text:       "what is frozen has to thaw",
+		inTreeEnds: true,
 	},
-	{plural: "policies", refuse: policy, reason: migrationv1alpha1.FailureRejected, text: "this one stays as it is"},
-	{plural: "refusals", refuse: refusingWebhook, reason: migrationv1alpha1.FailureRejected, text: "refused by a webhook"},
+	{plural: "policies", refuse: policy, reason: migrationv1alpha1.FailureRejected, text: "this one stays as it is", inTreeEnds: true},
+	{plural: "refusals", refuse: refusingWebhook, reason: migrationv1alpha1.FailureRejected, text: "refused by a webhook", inTreeEnds: true},
 	{plural: "outages", refuse: absentWebhook, reason: migrationv1alpha1.FailureRejected, text: "failed calling webhook"},
 	{plural: "damages", damage: "\x00\xffnot an object", reason: migrationv1alpha1.FailureDoesNotDecode, text: ""},
 }

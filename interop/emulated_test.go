@@ -20,7 +20,6 @@ import (
 // of them is made, and the StorageStates say who stores what. When the older one has ended, they are
 // agreed on.
 func TestEmulated(t *testing.T) {
-	t.Parallel() // it waits for most of the time
 	c := newCluster(t)
 	a := guarded(t, c)
 	plain := program(t, "kube-apiserver") // without the migrator's API, which the older release does not have

@@ -20,7 +20,6 @@ import (
 // it was left alone for a while; the second by kube-controller-manager, and the controllers make
 // no copy of it.
 func TestMirrorAuto(t *testing.T) {
-	t.Parallel() // it waits for most of the time
 	// kube-controller-manager looks again after 5, 10, 20 and 40 s until its garbage collector,
 	// too, has learned of the custom resource.
 	const objects, after = 20, 100 * time.Second
@@ -95,10 +94,11 @@ func succeeded(t testing.TB, w *beside.Widgets) (reason string) {
 		if err != nil {
 			return err
 		}
-		var ok bool
-		if reason, ok = all["Succeeded"]; !ok {
+		c, ok := all["Succeeded"]
+		if !ok {
 			return fmt.Errorf("its conditions are %v", all)
 		}
+		reason = c.reason
 		return nil
 	})
 	return reason

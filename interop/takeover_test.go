@@ -37,7 +37,6 @@ type left struct {
 // that had ended, with their StorageStates. The first is taken up, the second ended with a reason
 // and made anew, the third left as it is; everything is migrated and pruned.
 func TestTakeOver(t *testing.T) {
-	t.Parallel() // it waits for most of the time
 	const objects = 50
 	c := newCluster(t)
 	a := c.APIServer("a")
