@@ -47,13 +47,13 @@ var proveBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jit
 type prover struct {
 	api migrateapi.API
 	// objects are those of the replica at an address.
-	objects     func(address string) (metadata.Interface, error)
-	definitions *definitions
-	all         bool
+	objects  func(address string) (metadata.Interface, error)
+	observer *observer
+	all      bool
 }
 
 func newProver(api migrateapi.API, o *observer, c Config) *prover {
-	return &prover{api: api, objects: o.asking.Objects, definitions: o.definitions, all: c.VerifyAll}
+	return &prover{api: api, objects: o.asking.Objects, observer: o, all: c.VerifyAll}
 }
 
 // exam says what a prover does.
@@ -86,7 +86,7 @@ func (p *prover) prove(ctx context.Context, job claim.Job, how exam) (observed.P
 	if pass.resource, _, err = p.listable(ctx, job); err != nil {
 		return observed.Proof{}, "", err
 	}
-	pass.status = p.definitions.statusOf(pass.resource)
+	pass.status = p.observer.definitions.statusOf(pass.resource)
 	group, ctx := errgroup.WithContext(ctx)
 	objects := make(chan examinee)
 	group.Go(func() error {

@@ -189,7 +189,7 @@ func TestProveNotServed(t *testing.T) {
 			for i := range crd.Spec.Versions {
 				crd.Spec.Versions[i].Subresources = &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}}
 			}
-			api.definitions.take(crd)
+			api.observer.definitions.take(crd)
 			lagging := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { tc.answer(s, w, r) }))
 			t.Cleanup(lagging.Close)
 			first := observed.Replica{Process: observed.Process{Lease: "0", Holder: "1"}, Address: strings.TrimPrefix(lagging.URL, "https://")}
