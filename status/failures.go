@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -43,6 +44,10 @@ func retried(r *resource, why string) Problem {
 		p.Do = cmp.Or(do, "mend it") + "; the migration goes on by itself"
 	case timedOut.MatchString(why) && converts(r.crd):
 		p.Do = "see that " + converter(r.crd) + " answers; the migration goes on by itself"
+	default:
+		if do := r.readAgain(unreadBy(why)); do != "" {
+			p.Do = do + "; the migration goes on by itself"
+		}
 	}
 	return p
 }
@@ -57,20 +62,51 @@ func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem
 	if len(history) == 0 || history[0].Result == string(migrationv1alpha1.MigrationSucceeded) || history[0].To != string(migrationv1alpha1.TargetOf(m).Encoding) || migrationv1alpha1.Superseded(history[0].Reason) {
 		return Problem{}
 	}
-	last := history[0]
+	last, again := history[0], "is tried again now"
+	if movingOf(r, m).State == Pending && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" {
+		again = "waits to be tried again"
+	}
 	p := Problem{
 		Kind: Stalled, Resources: []string{r.String()}, Failed: last.Failed,
-		Text: fmt.Sprintf("%s: its last migration failed, %s, and is tried again now", r, last.Reason),
+		Text: fmt.Sprintf("%s: its last migration failed, %s, and %s", r, last.Reason, again),
 	}
 	if last.Reason == migrationv1alpha1.ReasonObjectsFailed && len(last.Failures) > 0 {
-		p.Text = fmt.Sprintf("%s: its last migration could not migrate %s, such as %s, and is tried again now", r, objects(last.Failed), strings.Join(last.Failures, ", "))
+		p.Text = fmt.Sprintf("%s: its last migration could not migrate %s, such as %s, and %s", r, objects(last.Failed), strings.Join(last.Failures, ", "), again)
 	}
 	if last.Why != "" {
 		p.Text += ": " + last.Why
-		_, p.Do = unreached(last.Why)
 	}
+	p.Do, p.Run = advised(r, m, last)
 	return p
 }
+
+// advised is what there is to do about the failure of a past migration that m repeats, as it was told when that one
+// had ended.
+func advised(r *resource, m *migrationv1alpha1.StorageVersionMigration, last migrationv1alpha1.Past) (do, run string) {
+	switch {
+	case last.Reason == migrationv1alpha1.ReasonChangedByAdmission:
+		return excluded, ""
+	case last.FailureReason == "" || len(last.Failures) == 0:
+		_, do = unreached(last.Why)
+		return do, ""
+	}
+	failed := m.DeepCopy()
+	metav1.SetMetaDataAnnotation(&failed.ObjectMeta, migrationv1alpha1.ClaimedByAnnotation, last.By)
+	f := migrationv1alpha1.MigrationFailure{Name: last.Failures[0], Reason: last.FailureReason, Message: last.Why}
+	if namespace, name, namespaced := strings.Cut(f.Name, "/"); namespaced {
+		f.Namespace, f.Name = namespace, name
+	}
+	failed.Status.Progress = &migrationv1alpha1.MigrationProgress{Done: last.Objects, Failed: last.Failed}
+	failed.Status.Failures = []migrationv1alpha1.MigrationFailure{f}
+	p := badObjects(r, failed)[0]
+	if do, follows := strings.CutSuffix(p.Do, followed); follows {
+		return do + "; the migration is tried again by itself", p.Run
+	}
+	return p.Do, p.Run
+}
+
+// excluded is what helps where admission changes objects at every write.
+const excluded = "exclude the user of the controllers, system:serviceaccount:concord-system:concord-controllers in their manifests, from that mutating webhook or policy (matchConditions), or suspend it"
 
 // failures are the problems of an ended migration: bad objects, a webhook that is down, or
 // another failure that ended it.
@@ -89,7 +125,7 @@ func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Probl
 	case migrationv1alpha1.ReasonObjectsFailed:
 		return badObjects(r, m)
 	case migrationv1alpha1.ReasonChangedByAdmission:
-		p.Do = "exclude the user of the controllers, system:serviceaccount:concord-system:concord-controllers in their manifests, from that mutating webhook or policy (matchConditions), or suspend it, then"
+		p.Do = excluded + ", then"
 	case migrationv1alpha1.ReasonResourceNotFound, migrationv1alpha1.ReasonNotManaged:
 		p.Do, p.Run = "no other try helps while that is so; take it away", remove
 	case migrationv1alpha1.ReasonVersionNotServed:
@@ -139,6 +175,9 @@ func badObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Pro
 	return problems
 }
 
+// followed ends the advice about objects that a migration under way has met: it does not come to them again.
+const followed = "; the migration that is under way is followed by another try"
+
 // ofObjects is the problem that n of a migration's objects have, with what to do about all of them: once it is
 // done, the migration is tried again.
 func ofObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration, n int64, named []migrationv1alpha1.MigrationFailure, text, do string) Problem {
@@ -147,7 +186,7 @@ func ofObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration, n int6
 		p.Objects = append(p.Objects, Object{f.Object(), f.Message})
 	}
 	if !migrationv1alpha1.Final(m) {
-		p.Do = do + "; the migration that is under way is followed by another try"
+		p.Do = do + followed
 		return p
 	}
 	p.Do, p.Run = do+", then", "kubectl concord migrate "+r.String()

@@ -75,9 +75,9 @@ func (r *resource) unreadAs(m *migrationv1alpha1.StorageVersionMigration, v unre
 	lists := fmt.Sprintf(", and as long as they are there no list of %s can", r)
 	switch {
 	case v.version != "":
-		return ofObjects(r, m, n, named, kept+"they are stored in "+v.version+", which "+r.lackedBy(v.version)+lists, r.bringBack(v.version))
+		return ofObjects(r, m, n, named, kept+"they are stored in "+v.version+", which "+r.lackedBy(v.version)+lists, r.readAgain(v))
 	case v.sealed:
-		return ofObjects(r, m, n, named, kept+"they cannot be decrypted"+lists, "put the key that they are encrypted with back into --encryption-provider-config of every server")
+		return ofObjects(r, m, n, named, kept+"they cannot be decrypted"+lists, r.readAgain(v))
 	}
 	if len(named) == 0 {
 		return ofObjects(r, m, n, named, kept+"they cannot be read"+lists, inLog(m)+", with what they lack")
@@ -106,15 +106,19 @@ func (r *resource) lackedBy(version string) string {
 	return "servers of this release do not read"
 }
 
-// bringBack is how objects in a version can be read again.
-func (r *resource) bringBack(version string) string {
+// readAgain is how such values can be read again; empty where they say no more than that they cannot.
+func (r *resource) readAgain(v unreadValue) string {
 	switch {
-	case r.has(version):
+	case v.sealed:
+		return "put the key that they are encrypted with back into --encryption-provider-config of every server"
+	case v.version == "":
+		return ""
+	case r.has(v.version):
 		return "it has that version again: wait a moment"
 	case r.crd != nil:
-		return fmt.Sprintf("no object is lost: put %s back into spec.versions of the CustomResourceDefinition %s (served: false and storage: false will do)", version, r.crd.Name)
+		return fmt.Sprintf("no object is lost: put %s back into spec.versions of the CustomResourceDefinition %s (served: false and storage: false will do)", v.version, r.crd.Name)
 	}
-	return fmt.Sprintf("no object is lost: run servers of a release that reads %s", version)
+	return fmt.Sprintf("no object is lost: run servers of a release that reads %s", v.version)
 }
 
 // removal is the command, for any shell, that deletes the first of these objects unread.

@@ -36,6 +36,8 @@ type Past struct {
 	Failures []string `json:"failures,omitempty"`
 	// Why is the beginning of why the first of them could not, or of why the migration failed.
 	Why string `json:"why,omitempty"`
+	// FailureReason is the reason of the first of them; empty where Failures names none.
+	FailureReason MigrationFailureReason `json:"failureReason,omitempty"`
 	// Result is Succeeded or Failed, and Reason the condition's.
 	Result string `json:"result"`
 	Reason string `json:"reason,omitempty"`
@@ -88,7 +90,7 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 	switch {
 	case ended.Type != MigrationFailed:
 	case len(m.Status.Failures) > 0:
-		p.Why = beginning(m.Status.Failures[0].Message)
+		p.Why, p.FailureReason = beginning(m.Status.Failures[0].Message), m.Status.Failures[0].Reason
 	default:
 		p.Why = beginning(ended.Message)
 	}

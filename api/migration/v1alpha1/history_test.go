@@ -29,12 +29,12 @@ func TestHistory(t *testing.T) {
 	}
 	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 5, Done: 1, Failed: 4}
 	for i := range 4 {
-		m.Status.Failures = append(m.Status.Failures, migrationv1alpha1.MigrationFailure{Namespace: "ns", Name: fmt.Sprint(i), Message: strings.Repeat("é", 200)})
+		m.Status.Failures = append(m.Status.Failures, migrationv1alpha1.MigrationFailure{Namespace: "ns", Name: fmt.Sprint(i), Reason: migrationv1alpha1.FailureRejected, Message: strings.Repeat("é", 200)})
 	}
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, "", metav1.NewTime(began.Add(time.Minute)))
 	p, ended := migrationv1alpha1.PastOf(m, stored)
 	if !ended || !slices.Equal(p.From, []string{"example.com/v1"}) || p.To != "example.com/v2" || p.Objects != 1 || p.Failed != 4 || len(p.Failures) != 3 ||
-		p.Failures[0] != "ns/0" || p.Took() != time.Minute || p.Made != "kubectl-create" || p.User != "alice" || p.Result != "Failed" || p.Why != strings.Repeat("é", 150)+"…" {
+		p.Failures[0] != "ns/0" || p.Took() != time.Minute || p.Made != "kubectl-create" || p.User != "alice" || p.Result != "Failed" || p.Why != strings.Repeat("é", 150)+"…" || p.FailureReason != migrationv1alpha1.FailureRejected {
 		t.Errorf("told %+v, %v", p, ended)
 	}
 	m.Annotations[migrationv1alpha1.AskedByUserAnnotation] = "\x1b[2J\n" + strings.Repeat("<", 200_000)
