@@ -154,6 +154,23 @@ func TestNearest(t *testing.T) {
 	}
 }
 
+// TestUnseen: what nobody has looked at yet is not taken for safe, unless its objects were counted.
+func TestUnseen(t *testing.T) {
+	archive, err := txtar.ParseFile("testdata/unseen.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var o status.Observed
+	if err := yaml.UnmarshalStrict(archive.Files[0].Data, &o); err != nil {
+		t.Fatal(err)
+	}
+	for i, counted := range []status.Counted{{}, {Err: "nobody answers"}, {Objects: map[string]int64{"example.com/v2": 3}}} {
+		if a, err := status.Why(o, schema.ParseGroupResource("widgets.example.com"), counted); err != nil || a.Blocked != (counted.Objects == nil) {
+			t.Errorf("%d: %+v, %v", i, a, err)
+		}
+	}
+}
+
 // TestManyProblems: of many resources that are not well the status tells the most urgent, and the
 // names of others, so that it stays on a screen.
 func TestManyProblems(t *testing.T) {

@@ -159,7 +159,8 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, 
 		a.Next = r.next(a)
 		return
 	}
-	a.Blocked = target == "" || len(others) > 0 || unread > 0 || len(r.stale()) > 0 || damaged && !counted || len(silent) > 0
+	unseen := !counted && r.version == nil && r.state == nil
+	a.Blocked = target == "" || len(others) > 0 || unread > 0 || len(r.stale()) > 0 || damaged && !counted || len(silent) > 0 || unseen
 	name := string(target)
 	switch {
 	case target == "" && r.settling() != "":
@@ -180,8 +181,15 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, 
 		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions, though nothing is stored", r.blocks(r.stale()), strings.Join(r.stale(), " and "))
 	case len(r.stale()) > 0 && counted:
 		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions, though all of %s are in %s", r.blocks(r.stale()), strings.Join(r.stale(), " and "), objects(total), name)
+	case len(r.stale()) > 0 && unseen:
+		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions, and nobody has looked at it yet", r.blocks(r.stale()), strings.Join(r.stale(), " and "))
 	case len(r.stale()) > 0:
 		a.Summary = fmt.Sprintf("%s: its definition lists it in status.storedVersions", r.blocks(r.stale()))
+	case unseen:
+		a.Summary = r.blocks(nil) + ": nobody has looked yet at what is stored of it"
+		if len(r.crd.Status.StoredVersions) > 0 { // which has the stored version alone
+			a.Summary += fmt.Sprintf("; by its status.storedVersions that may be %s", name)
+		}
 	case damaged && !counted:
 		a.Summary = fmt.Sprintf("every object is in %s but those that cannot be migrated", name)
 	case len(silent) > 0 && counted && total == 0:
@@ -291,7 +299,7 @@ func (r *resource) next(a *Answer) string {
 	case a.Target == "":
 		return "servers agree a moment after the last one has reported; look again with kubectl concord status -w"
 	case len(r.reports) == 0 && r.version == nil && r.state == nil:
-		return "no server has reported it yet; look again with kubectl concord status -w"
+		return "servers report it, or concord controllers look at it; look again with kubectl concord why " + r.String()
 	case a.Blocked && r.crd != nil && r.settled() && r.version == nil:
 		return "the definition is pruned when every kube-apiserver has answered for " + r.pruneAfter()
 	case a.Blocked && r.crd != nil && r.settled():
