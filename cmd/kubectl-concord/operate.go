@@ -83,7 +83,8 @@ func newCancelCommand(p *plugin) *cobra.Command {
 that are migrated stay so.
 
 A migration that Concord has made by itself, because objects are not in the version that all
-servers agree on, would be made again at once: pause that one instead.`
+servers agree on, would be made again at once: it stays, and the others of the resource are taken
+back. Pause that one instead.`
 	return cmd
 }
 
@@ -158,19 +159,47 @@ func (p *plugin) change(ctx context.Context, out io.Writer, args []string, what 
 		if len(live) == 0 {
 			return fmt.Errorf("%s has no migration under way; kubectl concord migrate %s asks for one", gr, gr)
 		}
-		for _, m := range live {
-			done, err := c.apply(ctx, m, what, dryRun)
-			if err != nil {
-				return err
-			}
-			if dryRun {
-				done += " (dry run)"
-			}
-			fmt.Fprintf(out, "%s: %s: migration %s\n", gr, done, m.Name)
+		if err := c.changeAll(ctx, out, live, what, dryRun); err != nil {
+			return err
 		}
 	}
 	return nil
 }
+
+// changeAll changes the migrations of one resource: each that can be changed, also where others cannot. The error is
+// that one could not be, but a madeAgain is an error only where nothing was changed.
+func (c *cluster) changeAll(ctx context.Context, out io.Writer, live []*migrationv1alpha1.StorageVersionMigration, what change, dryRun bool) error {
+	var kept []madeAgain
+	var errs []error
+	for _, m := range live {
+		done, err := c.apply(ctx, m, what, dryRun)
+		if again := madeAgain(""); errors.As(err, &again) {
+			kept = append(kept, again)
+			continue
+		} else if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		if dryRun {
+			done += " (dry run)"
+		}
+		fmt.Fprintf(out, "%s: %s: migration %s\n", migrationv1alpha1.Resource(m), done, m.Name)
+	}
+	for _, again := range kept {
+		if len(kept)+len(errs) == len(live) {
+			errs = append(errs, again)
+			continue
+		}
+		fmt.Fprintf(out, "%s: not %s: %s\n", migrationv1alpha1.Resource(live[0]), what.done, again)
+	}
+	return errors.Join(errs...)
+}
+
+// madeAgain says why a migration is not taken back that Concord has made by itself.
+type madeAgain string
+
+// Error implements error.
+func (m madeAgain) Error() string { return string(m) }
 
 // liveOf are the migrations of a resource that have not ended.
 func liveOf(o status.Observed, gr schema.GroupResource) (live []*migrationv1alpha1.StorageVersionMigration) {
@@ -203,9 +232,9 @@ func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersio
 	if m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger {
 		gr := migrationv1alpha1.Resource(m)
 		if m.Spec.Paused {
-			return fmt.Errorf("migration %s was made by Concord itself, and would be made again; it is paused already", m.Name)
+			return madeAgain(fmt.Sprintf("migration %s was made by Concord itself, and would be made again; it is paused already", m.Name))
 		}
-		return fmt.Errorf("migration %s was made by Concord itself, since objects of %s are not in the version that all servers agree on, and would be made again: kubectl concord pause %s", m.Name, gr, gr)
+		return madeAgain(fmt.Sprintf("migration %s was made by Concord itself, since objects of %s are not in the version that all servers agree on, and would be made again: kubectl concord pause %s", m.Name, gr, gr))
 	}
 	if original := migrationv1alpha1.Original(m); original != nil {
 		gv, err := schema.ParseGroupVersion(original.APIVersion)

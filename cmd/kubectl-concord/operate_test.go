@@ -1,0 +1,68 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// TestChangeAll: a migration that cannot be changed does not keep those of the same resource that can be from it.
+func TestChangeAll(t *testing.T) {
+	const own, asked = `{"name": "own", "uid": "o", "labels": {"concord.dev/made-by": "trigger"}}`, `{"name": "asked", "uid": "a"}`
+	const kept = "migration own was made by Concord itself, and would be made again; it is paused already"
+	const refused = "storageversionmigrations.migration.k8s.io is forbidden"
+	for name, test := range map[string]struct {
+		migrations     []string
+		what           change
+		forbids        string
+		out, err       string
+		wrote, deleted []string
+	}{
+		"one of both is taken back": {[]string{own, asked}, change{done: "cancelled", remove: true}, "", "widgets.example.com: cancelled: migration asked\nwidgets.example.com: not cancelled: " + kept + "\n", "", nil, []string{"asked"}},
+		"none is":                   {[]string{own}, change{done: "cancelled", remove: true}, "", "", kept, nil, nil},
+		"none is, for two reasons":  {[]string{asked, own}, change{done: "cancelled", remove: true}, "asked", "", "delete migration asked: " + refused + "\n" + kept, nil, nil},
+		"one is resumed":            {[]string{own, asked}, paused(false), "own", "widgets.example.com: resumed: migration asked\n", "migration own: " + refused, []string{"asked"}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var mu sync.Mutex
+			var wrote, deleted []string
+			api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				mu.Lock()
+				defer mu.Unlock()
+				w.Header().Set("Content-Type", "application/json")
+				const list = "/apis/migration.k8s.io/v1alpha1/storageversionmigrations"
+				switch m := strings.TrimPrefix(r.URL.Path, list+"/"); {
+				case r.URL.Path == list:
+					var items []string
+					for _, metadata := range test.migrations {
+						items = append(items, `{"metadata": `+metadata+`, "spec": {"paused": true, "resource": {"group": "example.com", "resource": "widgets"}}}`)
+					}
+					_, _ = fmt.Fprintf(w, `{"items": [%s]}`, strings.Join(items, ",")) // the client is gone
+				case m == r.URL.Path:
+					http.NotFound(w, r)
+				case m == test.forbids:
+					w.WriteHeader(http.StatusForbidden)
+					_, _ = fmt.Fprintf(w, `{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Forbidden", "code": 403, "message": %q}`, refused)
+				default:
+					if r.Method == http.MethodDelete {
+						deleted = append(deleted, m)
+					} else {
+						wrote = append(wrote, m)
+					}
+					_, _ = fmt.Fprintf(w, `{"kind": "StorageVersionMigration", "apiVersion": "migration.k8s.io/v1alpha1", "metadata": {"name": %q},
+						"spec": {"resource": {"group": "example.com", "resource": "widgets"}}}`, m)
+				}
+			}))
+			defer api.Close()
+			var out strings.Builder
+			err := pluginOf(t, api.URL).change(t.Context(), &out, []string{"widgets.example.com"}, test.what, false)
+			if said := fmt.Sprint(err); out.String() != test.out || (err != nil || test.err != "") && said != test.err || !slices.Equal(wrote, test.wrote) || !slices.Equal(deleted, test.deleted) {
+				t.Errorf("it says\n%s%v\nand wrote %q and deleted %q", out.String(), err, wrote, deleted)
+			}
+		})
+	}
+}
