@@ -30,7 +30,11 @@ type Moving struct {
 	LeftSeconds int64 `json:"leftSeconds,omitempty"`
 	// By is the server that migrates.
 	By string `json:"by,omitempty"`
+	// Behind are the resources whose migrations are done now, where this one waits until one of them has ended.
+	Behind []string `json:"behind,omitempty"`
 
+	// atATime is how many migrations are done at a time.
+	atATime int
 	// full says that etcd takes no writes for lack of space.
 	full bool
 }
@@ -84,10 +88,56 @@ func movingOf(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving 
 // moving is the migration as it is told: while etcd takes no writes it gets on at no rate, whatever it was before.
 func (x *index) moving(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving {
 	moving := movingOf(r, m)
+	moving.Behind, moving.atATime = x.behind(r, m)
 	if slices.Contains(x.FailedChecks, "etcd-space") {
 		moving.ObjectsPerSecond, moving.LeftSeconds, moving.full = 0, 0, true
 	}
 	return moving
+}
+
+// perServer is how many migrations a server does at a time, or concord controllers in place of all.
+const perServer = 2
+
+// behind are the resources whose migrations keep this one from its turn, and how many are done at a time; none where
+// it has been claimed, is kept by something else, or could be claimed.
+func (x *index) behind(r *resource, m *migrationv1alpha1.StorageVersionMigration) (resources []string, atATime int) {
+	target := migrationv1alpha1.TargetOf(m).Encoding
+	claimed := m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != ""
+	if claimed || movingOf(r, m).State != Pending || target == "" || target != r.common || x.unattended().Kind != "" {
+		return nil, 0
+	}
+	for _, s := range x.servers {
+		if s.controls() {
+			atATime += perServer
+		}
+	}
+	atATime = max(atATime, perServer) // of servers that do not report, concord controllers migrate
+	done := 0
+	for i := range x.Migrations {
+		other := &x.Migrations[i]
+		if migrationv1alpha1.Final(other) || other.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" {
+			continue
+		}
+		of := x.get(migrationv1alpha1.Resource(other))
+		if !slices.Contains([]string{Running, Proving}, movingOf(of, other).State) {
+			continue
+		}
+		done++
+		if !slices.Contains(resources, of.String()) {
+			resources = append(resources, of.String())
+		}
+	}
+	if done < atATime {
+		return nil, 0
+	}
+	slices.Sort(resources)
+	return resources, atATime
+}
+
+// turn says when a migration begins that waits for others.
+func (m Moving) turn() string {
+	return fmt.Sprintf("it is migrated when its turn comes: no more than %d migrations run at a time here, and those of %s do; where these are stuck, kubectl concord pause %s makes room",
+		m.atATime, some(m.Behind), m.Behind[0])
 }
 
 // share is how much of it is done, from 0 to 1.

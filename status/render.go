@@ -226,6 +226,9 @@ func (m Moving) text(s Style) string {
 	if m.State == Proving {
 		title += " that none is stored in another way"
 	}
+	if len(m.Behind) > 0 {
+		title += ", waits for its turn behind " + some(m.Behind)
+	}
 	if m.Total == 0 {
 		return s.wrapped("", "  ", title)
 	}

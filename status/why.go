@@ -288,6 +288,8 @@ func (r *resource) next(a *Answer) string {
 		return ""
 	case r.settling() != "":
 		return r.settling()
+	case len(a.Moving) > 0 && !slices.ContainsFunc(a.Moving, func(m Moving) bool { return len(m.Behind) == 0 }):
+		return a.Moving[0].turn()
 	case len(a.Moving) > 0:
 		return "a migration is under way"
 	case r.unserved && a.Blocked:
