@@ -166,11 +166,23 @@ func badObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Pro
 	for _, reason := range slices.SortedFunc(maps.Keys(byReason), func(a, b migrationv1alpha1.MigrationFailureReason) int {
 		return cmp.Or(cmp.Compare(byReason[b], byReason[a]), cmp.Compare(a, b))
 	}) {
+		n := byReason[reason]
+		left, named := r.byScope(named[reason])
+		if len(left) > 0 {
+			of := int64(len(left))
+			if len(named) == 0 {
+				of = n // as those that are named
+			}
+			problems = append(problems, leftOver(r, m, of, total, left))
+			if n -= of; n == 0 {
+				continue
+			}
+		}
 		if reason == migrationv1alpha1.FailureDoesNotDecode {
-			problems = append(problems, unread(r, m, byReason[reason], total, named[reason])...)
+			problems = append(problems, unread(r, m, n, total, named)...)
 			continue
 		}
-		problems = append(problems, ofReason(r, m, reason, byReason[reason], total, named[reason]))
+		problems = append(problems, ofReason(r, m, reason, n, total, named))
 	}
 	return problems
 }

@@ -177,14 +177,16 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, 
 		a.Summary = r.blocks(nil) + ": it is not known in which versions objects are stored"
 	case !counted && len(others) > 0:
 		a.Summary = fmt.Sprintf("%s: objects may still be stored in %s", r.blocks(others), strings.Join(others, " and "))
-	case len(r.stale()) > 0 && counted && total == 0:
-		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions, though nothing is stored", r.blocks(r.stale()), strings.Join(r.stale(), " and "))
-	case len(r.stale()) > 0 && counted:
-		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions, though all of %s are in %s", r.blocks(r.stale()), strings.Join(r.stale(), " and "), objects(total), name)
-	case len(r.stale()) > 0 && unseen:
-		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions, and nobody has looked at it yet", r.blocks(r.stale()), strings.Join(r.stale(), " and "))
 	case len(r.stale()) > 0:
-		a.Summary = fmt.Sprintf("%s: its definition lists it in status.storedVersions", r.blocks(r.stale()))
+		a.Summary = fmt.Sprintf("%s: its definition lists %s in status.storedVersions", r.blocks(r.stale()), strings.Join(r.stale(), " and "))
+		switch {
+		case unseen:
+			a.Summary += ", and nobody has looked at it yet"
+		case counted && total == 0:
+			a.Summary += ", though nothing is stored"
+		case counted:
+			a.Summary += fmt.Sprintf(", though all of %s are in %s", objects(total), name)
+		}
 	case unseen:
 		a.Summary = r.blocks(nil) + ": nobody has looked yet at what is stored of it"
 		if len(r.crd.Status.StoredVersions) > 0 { // which has the stored version alone
@@ -254,20 +256,28 @@ func (r *resource) stale() (all []string) {
 	return all
 }
 
-// blocks names the step that cannot be taken because objects are, or may be, in other encodings.
+// blocks names the step that cannot be taken because objects are, or may be, in other encodings, or the versions of
+// these that the definition lacks.
 func (r *resource) blocks(encodings []string) string {
-	var versions, keys []string
+	var versions, lacked, keys []string
 	for _, e := range encodings {
 		encoding := agree.Encoding(e)
 		list, name := &versions, encoding.Version()
-		if encoding.Plain() == r.target().Plain() {
+		switch plain := encoding.Plain(); {
+		case plain == r.target().Plain():
 			list, name = &keys, cmp.Or(encoding.Seal().Key(), "identity")
+		case r.crd != nil && !r.has(string(plain)):
+			list = &lacked
 		}
 		if !slices.Contains(*list, name) {
 			*list = append(*list, name)
 		}
 	}
 	switch {
+	case len(versions) == 0 && len(lacked) > 0:
+		return "its CustomResourceDefinition lacks " + strings.Join(lacked, " and ")
+	case len(lacked) > 0:
+		return strings.Join(versions, " and ") + " cannot be taken out of its CustomResourceDefinition, which lacks " + strings.Join(lacked, " and ")
 	case len(versions) == 0 && len(keys) > 0:
 		return strings.Join(keys, " and ") + " cannot be taken out of the servers' --encryption-provider-config"
 	case r.crd != nil && len(versions) > 0:
@@ -303,7 +313,7 @@ func (r *resource) next(a *Answer) string {
 	case len(r.reports) == 0 && r.version == nil && r.state == nil:
 		return "servers report it, or concord controllers look at it; look again with kubectl concord why " + r.String()
 	case a.Blocked && r.crd != nil && r.settled() && r.version == nil:
-		return "the definition is pruned when every kube-apiserver has answered for " + r.pruneAfter()
+		return "the definition is pruned " + r.pruned()
 	case a.Blocked && r.crd != nil && r.settled():
 		return "the definition is pruned within seconds; look again with kubectl concord why " + r.String()
 	case a.Blocked && r.crd == nil && r.version == nil:
@@ -314,12 +324,16 @@ func (r *resource) next(a *Answer) string {
 	return ""
 }
 
-// pruneAfter is how long a proof has to hold in a stock cluster.
-func (r *resource) pruneAfter() string {
-	if after, told, _ := observed.Prunes(r.crd.Annotations); told {
-		return fmt.Sprintf("%s, as its annotation %s says", after, observed.PruneAnnotation)
+// pruned is when a definition of a stock cluster is pruned that all objects follow.
+func (r *resource) pruned() string {
+	const proven = "when every kube-apiserver has answered for "
+	switch after, told, _ := observed.Prunes(r.crd.Annotations); {
+	case told && after == 0:
+		return "at the next look of concord controllers, as its annotation " + observed.PruneAnnotation + " says"
+	case told:
+		return fmt.Sprintf("%s%s, as its annotation %s says", proven, after, observed.PruneAnnotation)
 	}
-	return "as long as --prune-after of concord controllers says, 10 minutes by default; its annotation " + observed.PruneAnnotation + " says it for this one"
+	return proven + "as long as --prune-after of concord controllers says, 10 minutes by default; its annotation " + observed.PruneAnnotation + " says it for this one"
 }
 
 // Text shows the answer.

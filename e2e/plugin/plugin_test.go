@@ -154,7 +154,7 @@ func heldAndReleased(p *plugin, w *beside.Widgets) {
 	}
 	isHeld, goOn := "widgets.example.com: its cut-over is on hold", "do: let it go on: kubectl concord release widgets.example.com"
 	p.run(0, "status").has(isHeld).has(goOn).hasNo("MIGRATIONS")
-	p.run(2, "why", w.Name()).has("its definition lists it in status.storedVersions").has(isHeld).has(goOn)
+	p.run(2, "why", w.Name()).has("its definition lists example.com/v1 in status.storedVersions").has(isHeld).has(goOn)
 	p.refused("revert", w.Name()).has("the cut-over of widgets.example.com is on hold").has("kubectl concord release widgets.example.com")
 	p.run(0, "release", w.Name()).has("widgets.example.com: released")
 	p.run(0, "release", w.Name()).has("widgets.example.com: released already")
