@@ -153,10 +153,14 @@ func (x *index) unobserved(r *resource) Problem {
 	if observed.Settling(why) {
 		return x.forgotten(r)
 	}
+	do := "see that every kube-apiserver answers at its own address; of one that is gone for good delete the identity Lease"
+	if observed.Uneven(why) {
+		do = "end the upgrade, if one is under way; else start all kube-apiservers with the same --runtime-config"
+	}
 	return Problem{
 		Kind: Disagreement, Resources: []string{r.String()}, alike: why,
 		Text: fmt.Sprintf("%s: it is not known what servers write: %s", r, why),
-		Do:   "see that every kube-apiserver answers at its own address; of one that is gone for good delete the identity Lease",
+		Do:   do,
 		merged: func(resources []string) string {
 			return fmt.Sprintf("it is not known what servers write of %d resources, %s: %s", len(resources), some(resources), why)
 		},

@@ -39,7 +39,7 @@ func (m MirrorMode) valid() bool { return slices.Contains(MirrorModes, m) }
 var errNotServed = errors.New("kube-apiservers do not serve " + storagemigrationv1.GroupName)
 
 // errAlpha says that they serve it in a version whose migrations are left to kube-controller-manager.
-var errAlpha = errors.New("kube-apiservers serve " + storagemigrationv1.GroupName + " in " + observed.AlphaMigrations + " only, whose migrations are left alone")
+var errAlpha = errors.New("kube-apiservers serve " + storagemigrationv1.GroupName + " in " + observed.AlphaMigrations + " only")
 
 // mirroring does migrations of storagemigration.k8s.io, those that nobody else does.
 type mirroring struct {
@@ -55,7 +55,11 @@ type mirroring struct {
 func (c *controllers) mirror(ctx context.Context) {
 	m := &mirroring{controllers: c}
 	for err := m.connect(); err != nil; err = m.connect() {
-		m.tell("It is not known who does migrations of storagemigration.k8s.io", err.Error())
+		what := "It is not known who does migrations of storagemigration.k8s.io"
+		if errors.Is(err, errAlpha) {
+			what = "Migrations of storagemigration.k8s.io are left alone"
+		}
+		m.tell(what, err.Error())
 		select {
 		case <-c.config.Clock.After(c.config.Poll):
 		case <-ctx.Done():

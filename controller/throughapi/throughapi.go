@@ -30,7 +30,7 @@ func Run(ctx context.Context, engine *migrateapi.Engine, job claim.Job, options 
 
 func nowOf(r migrateapi.Report) claim.Progress {
 	now := progressOf(r.Progress)
-	now.Hindered = r.Hindered
+	now.Hindered, now.Overloaded = r.Hindered, r.Overloaded
 	if kept, err := json.Marshal(r.Cursor); err == nil && r.Cursor.Continue != "" {
 		now.Checkpoint = claim.Checkpoint{Position: string(kept), Failures: failuresOf(r.Cursor.Failed)}
 	}

@@ -183,7 +183,9 @@ type Report struct {
 	Progress
 	Cursor Cursor
 	// Hindered is the server's last error where it has kept every object and page waiting for a while; else empty.
-	Hindered string
+	// Overloaded says of it that the server, or etcd, has too much to do, or is away: other resources wait, too.
+	Hindered   string
+	Overloaded bool
 }
 
 // Result is what a run did, together with the counts in Options.Resume.

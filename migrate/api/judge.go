@@ -105,6 +105,11 @@ var etcdUnreached = regexp.MustCompile(`rpc error: code = (Unavailable|DeadlineE
 // concordRefuses matches the words with which a Concord server refuses all writes, whatever object they are for.
 var concordRefuses = regexp.MustCompile(`nothing was written, try again: |storage version registration`)
 
+// overloaded says whether an error is about everything that the server does.
+func overloaded(err error) bool {
+	return apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err) || etcdUnreached.MatchString(err.Error())
+}
+
 // undecoded recognises that the server cannot read what it has stored.
 func undecoded(s metav1.Status, text string) bool {
 	if s.Reason == metav1.StatusReasonStoreReadError {

@@ -336,7 +336,7 @@ func (r *run) report() Report {
 	defer r.mu.Unlock()
 	report := Report{Progress: r.result.Progress, Cursor: r.cursor()}
 	if r.hindered != nil && r.opts.Clock.Since(r.moved) >= maxBackoff { // others pass in a moment
-		report.Hindered = detail(r.hindered)
+		report.Hindered, report.Overloaded = detail(r.hindered), overloaded(r.hindered)
 	}
 	return report
 }

@@ -79,8 +79,10 @@ type Progress struct {
 	Checkpoint     Checkpoint
 	// Proving says that every object was written, and it is being proven that they are as they should be.
 	Proving bool
-	// Hindered is the error for which nothing gets on; empty while something does.
-	Hindered string
+	// Hindered is the error for which nothing gets on; empty while something does, and for Rewriters that do not tell.
+	// Overloaded says that it is one for which other migrations get on no better.
+	Hindered   string
+	Overloaded bool
 }
 
 // Checkpoint is a place where a rewrite can go on, by any server.
@@ -138,7 +140,7 @@ type Config struct {
 	Elsewhere func(context.Context, schema.GroupVersionResource) (string, error)
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
-	// Workers is how many migrations Run does at a time, beside those that get on in nothing. Default: 2.
+	// Workers is how many migrations Run does at a time, beside those that are Hindered for a reason of their own. Default: 2.
 	Workers int
 	// ProgressPeriod is the shortest time between two updates of a migration's progress.
 	// Run makes them at most a third later also while the Rewriter reports nothing. Default:

@@ -24,8 +24,8 @@ import (
 const (
 	minRetry = 200 * time.Millisecond
 	maxRetry = 15 * time.Second
-	// spares bounds how many migrations are done beside those that get on in nothing, as where a conversion
-	// webhook hangs, so that these do not hold up all others.
+	// spares bounds how many migrations are done beside those that get on in nothing for a reason of their own, as
+	// where a conversion webhook hangs, so that these do not hold up all others.
 	spares = 4
 )
 
@@ -52,16 +52,17 @@ func (c *Controller) Run(ctx context.Context) {
 	defer beats.Stop()
 	var spare atomic.Int32 // how many are at work
 	onTheWay := func(hindered int) {
-		if int(spare.Load()) < min(hindered, spares) {
+		if queue.Len() > 0 && int(spare.Load()) < min(hindered, spares) {
 			spare.Add(1)
 			wg.Go(func() {
 				defer spare.Add(-1)
-				c.next(ctx, queue, seen)
+				for queue.Len() > 0 && c.hindered() > 0 && c.next(ctx, queue, seen) {
+				}
 			})
 		}
 	}
 	wg.Go(func() {
-		workers.Loop(ctx, "migrate-progress", func(ctx context.Context) { c.beat(ctx, beats.C(), onTheWay) })
+		workers.Loop(ctx, "migrate-progress", func(ctx context.Context) { c.beat(ctx, beats.C(), func() { onTheWay(c.hindered()) }) })
 	})
 	for range c.cfg.Workers {
 		wg.Go(func() {
@@ -73,23 +74,29 @@ func (c *Controller) Run(ctx context.Context) {
 }
 
 // beat has the status of every rewrite written for which that is due, until ctx ends: a
-// Rewriter that waits reports nothing. It tells how many get on in nothing.
-func (c *Controller) beat(ctx context.Context, due <-chan time.Time, hindered func(int)) {
+// Rewriter that waits reports nothing.
+func (c *Controller) beat(ctx context.Context, due <-chan time.Time, then func()) {
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-due:
 		}
-		n := 0
 		for _, w := range c.works() {
 			w.beat()
-			if w.hindered.Load() {
-				n++
-			}
 		}
-		hindered(n)
+		then()
 	}
+}
+
+// hindered counts the migrations that get on in nothing, for reasons of their own.
+func (c *Controller) hindered() (n int) {
+	for _, w := range c.works() {
+		if w.hindered.Load() {
+			n++
+		}
+	}
+	return n
 }
 
 // worthALook says whether a migration that was so, or nil, and is so now may be one for

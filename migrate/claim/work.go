@@ -61,7 +61,7 @@ type work struct {
 	tell func()
 	// forbidden says that it was logged that the right to write the progress is missing.
 	forbidden bool
-	// last is the newest progress; nil before there is one. hindered says of it that nothing gets on.
+	// last is the newest progress; nil before there is one. hindered says of it that nothing gets on, for a reason of its own.
 	last     *Progress
 	hindered atomic.Bool
 	// counted is the progress of this migration that the metrics have counted, with the progress
@@ -140,7 +140,7 @@ func (w *work) reported(p Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.last, w.base = &p, min(w.base, p.Done)
-	w.hindered.Store(p.Hindered != "")
+	w.hindered.Store(p.Hindered != "" && !p.Overloaded)
 	w.c.cfg.Metrics.observe(w, p)
 	w.tell()
 }

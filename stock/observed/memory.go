@@ -19,9 +19,6 @@ import (
 // store: any kube-apiserver may have written it, also if it did not show it when it was asked.
 const definitionReporter = "customresourcedefinition"
 
-// nobody stands in a History for those who may have written a built-in resource while nobody looked.
-const nobody agree.ServerID = "nobody-looked"
-
 // settling is how Resource.Why begins where all agree, and nothing but time has to pass.
 const settling = "all kube-apiservers store "
 
@@ -127,6 +124,9 @@ func (m *Memory) Observe(r Round) []schema.GroupResource {
 			delete(m.config.States, gr) // what is made anew under the name has nothing to do with it
 			changed = append(changed, gr)
 			continue
+		case !known.custom && !defined && known.gap(r) > evolve.DiscoveryPeriod:
+			known = known.anew(r)
+			m.resources[gr] = known
 		}
 		if known.observe(r, gr, verdict, unseen, m.config) {
 			changed = append(changed, gr)
@@ -284,14 +284,27 @@ func (k *resource) goOn(state evolve.State, definition Definition) {
 	}
 }
 
+// gap is for how long nobody had looked when a round began, by either clock: where a host is suspended one of them
+// stops.
+func (k *resource) gap(r Round) time.Duration {
+	if k.asked.IsZero() {
+		return 0
+	}
+	return max(r.Began.Sub(k.asked), r.Began.Round(0).Sub(k.asked.Round(0)))
+}
+
+// anew is a built-in resource after a time in which nobody looked that is longer than a heartbeat tells of, as it
+// begins after a start (KEP-2343).
+func (k *resource) anew(r Round) *resource {
+	before, _ := ParseUID(k.UID)
+	begun := Begun{At: r.Began, Release: r.Release(), Same: k.Common != "" && before.Release == r.Release()}
+	return &resource{Resource: Resource{UID: begun.UID()}, last: map[Process]agree.Report{}}
+}
+
 // observe takes in what a round says of the resource, and says whether that is anything new.
 func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen []Process, config Config) bool {
 	before := k.Resource
-	var gap time.Duration // a host that was suspended stops one clock and not the other
-	if !k.asked.IsZero() {
-		gap = max(r.Began.Sub(k.asked), r.Began.Round(0).Sub(k.asked.Round(0)))
-	}
-	missed := config.Gap > 0 && gap > config.Gap
+	missed := config.Gap > 0 && k.gap(r) > config.Gap
 	k.asked = r.Asked
 	definition, custom := r.Defined[gr]
 	k.custom = k.custom || custom
@@ -322,12 +335,8 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 	if custom && definition.Stores != "" {
 		written = append(written, agree.Report{Server: definitionReporter, Encoding: definition.Stores})
 	}
-	if !k.custom && (len(unseen) > 0 || gap > evolve.DiscoveryPeriod) { // KEP-2343: its heartbeat is too old
-		by := nobody
-		if len(unseen) > 0 {
-			by = unseen[0].Lease
-		}
-		written = append(written, agree.Report{Server: by, Encoding: agree.Unknown})
+	if len(unseen) > 0 && !k.custom {
+		written = append(written, agree.Report{Server: unseen[0].Lease, Encoding: agree.Unknown})
 	}
 	if len(written) > 0 {
 		k.History = k.History.Next(written)

@@ -152,6 +152,13 @@ type Verdict struct {
 	Shown, Whole bool
 }
 
+// notServedByAll says of a kube-apiserver that it lacks a built-in resource that others have.
+const notServedByAll = "is of another release or --runtime-config, and does not serve it"
+
+// Uneven says whether the reason why a built-in resource is not agreed on is that not all kube-apiservers serve
+// it: they are of different releases, as during an upgrade, or have different --runtime-config.
+func Uneven(why string) bool { return strings.Contains(why, notServedByAll) }
+
 // Judge says whether all replicas write a resource in one version: every one whose Lease has
 // not run out answered, was the same process before and after, and named it.
 func (r Round) Judge(gr schema.GroupResource) Verdict {
@@ -189,7 +196,7 @@ func (r Round) Judge(gr schema.GroupResource) Verdict {
 		case custom && !definition.NotServed:
 			stands(id, "does not serve it")
 		case v.Shown && !custom && !foreign(gr, v.Reports):
-			stands(id, "does not serve it, as others do (by its release, or --runtime-config)")
+			stands(id, "%s, as others do", notServedByAll)
 		}
 	}
 	v.decide(definition, custom, reasons)

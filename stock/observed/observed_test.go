@@ -161,7 +161,7 @@ func TestJudge(t *testing.T) {
 			"kube-apiservers store different versions: example.com/v1: a; example.com/v2: b"},
 		{"all lag behind the definition", defined(round(0, map[string]Answer{"a": shows(widgets, v1)}), v2), widgets, "", "the CustomResourceDefinition says example.com/v2"},
 		{"one does not serve a custom resource", defined(round(0, map[string]Answer{"a": shows(widgets, v1), "b": {Release: "1.37"}}), v1), widgets, "", "b does not serve it"},
-		{"one does not know a built-in resource", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Release: "1.36"}}), cronjobs, "", "b does not serve it, as others do"},
+		{"one does not know a built-in resource", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Release: "1.36"}}), cronjobs, "", "b is of another release or --runtime-config, and does not serve it, as others do"},
 		{"one does not answer", round(0, map[string]Answer{"a": shows(cronjobs, "batch/v1"), "b": {Failed: "does not answer: timeout"}}), cronjobs, "", "b does not answer: timeout"},
 		{"one does not answer for a version", defined(round(0, map[string]Answer{"a": shows(widgets, v2), "b": lacking(shows(widgets, v2), widgets.Group, "v1")}), v2), widgets, "", "b does not answer for example.com/v1"},
 		{"one does not answer for a version that the definition lacks", defined(round(0, map[string]Answer{"a": shows(widgets, v2), "b": lacking(shows(widgets, v2), widgets.Group, "v1beta1")}), v2), widgets, "example.com/v2", ""},
@@ -562,23 +562,34 @@ func TestUnseen(t *testing.T) {
 }
 
 // After a time in which nobody looked that is longer than a heartbeat's, another release may have come, written
-// built-in resources in another version, and gone. Custom ones are written as their definition says.
+// built-in resources in another version, and gone. They begin anew, as after a start. Custom ones are written as
+// their definition says.
 func TestLongAway(t *testing.T) {
-	for gap, want := range map[time.Duration][]agree.Encoding{
-		evolve.DiscoveryPeriod:               nil,
-		evolve.DiscoveryPeriod + time.Second: {agree.Unknown, "batch/v1"},
+	for _, tc := range []struct {
+		name      string
+		gap       time.Duration
+		release   string // after it
+		anew      bool
+		automatic bool
+	}{
+		{"no longer than a heartbeat tells", evolve.DiscoveryPeriod, "1.37", false, true},
+		{"longer", evolve.DiscoveryPeriod + time.Second, "1.37", true, false},
+		{"longer, and the release is another one", evolve.DiscoveryPeriod + time.Second, "1.38", true, true},
 	} {
-		m := NewMemory(Config{Gap: time.Minute})
-		a := map[string]Answer{"a": shows(cronjobs, "batch/v1")}
-		maps.Copy(a["a"].Shown, shows(widgets, "example.com/v1").Shown)
-		m.Observe(defined(round(0, a), "example.com/v1"))
-		was, custom := remembered(t, m, cronjobs), remembered(t, m, widgets)
-		m.Observe(defined(round(gap, a), "example.com/v1"))
-		if got := remembered(t, m, cronjobs).History.Since(was.History.Epoch); !slices.Equal(got, want) {
-			t.Errorf("after %v there are %v since then, want %v", gap, got, want)
+		at := func(after time.Duration, release string) Round {
+			a := shows(cronjobs, "batch/v1")
+			maps.Copy(a.Shown, shows(widgets, "example.com/v1").Shown)
+			a.Release = release
+			return defined(round(after, map[string]Answer{"a": a}), "example.com/v1")
 		}
-		if got := remembered(t, m, widgets).History.Since(custom.History.Epoch); len(got) > 0 {
-			t.Errorf("after %v there are %v of a custom resource", gap, got)
+		m := NewMemory(Config{Gap: time.Minute})
+		was, custom := remembered(t, m, cronjobs, at(0, "1.37")), remembered(t, m, widgets)
+		got := remembered(t, m, cronjobs, at(tc.gap, tc.release))
+		if begun, ok := ParseUID(got.UID); !ok || (got.UID != was.UID) != tc.anew || begun.Same == tc.automatic {
+			t.Errorf("%s: it was %s, and is %s", tc.name, was.UID, got.UID)
+		}
+		if after := remembered(t, m, widgets); after.UID != custom.UID || after.History.Epoch != custom.History.Epoch {
+			t.Errorf("%s: a custom resource was %+v, and is %+v", tc.name, custom, after)
 		}
 	}
 }
