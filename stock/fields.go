@@ -234,13 +234,8 @@ func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, 
 	}
 	var mu sync.Mutex
 	var through lookedThrough
-	list := func(limit int, from string) (*metav1.PartialObjectMetadataList, error) {
-		return again(ctx, func() (*metav1.PartialObjectMetadataList, error) {
-			return f.api.List(ctx, resource, int64(limit), from)
-		})
-	}
 	anew := func() { through.failed, through.named = 0, nil }
-	err := migrateapi.Pages(ctx, pageSize, list, anew, func(items []metav1.PartialObjectMetadata) error {
+	err := migrateapi.Pages(ctx, pageSize, lists(ctx, f.api, resource), anew, func(items []metav1.PartialObjectMetadata) error {
 		var page errgroup.Group
 		page.SetLimit(proveParallel)
 		for i := range items {

@@ -78,14 +78,15 @@ func (m *mirroring) connect() error {
 		return fmt.Errorf("ask for groups: %w", err)
 	}
 	for _, g := range groups.Groups {
-		if g.Name == storagemigrationv1.GroupName && g.PreferredVersion.Version == observed.AlphaMigrations {
+		if g.Name != storagemigrationv1.GroupName {
+			continue
+		}
+		if g.PreferredVersion.Version == observed.AlphaMigrations {
 			return errAlpha
 		}
-		if g.Name == storagemigrationv1.GroupName {
-			m.served = schema.GroupVersion{Group: g.Name, Version: g.PreferredVersion.Version}
-			m.known, err = connect.NewClientWith(m.config.Rest, m.served)
-			return err
-		}
+		m.served = schema.GroupVersion{Group: g.Name, Version: g.PreferredVersion.Version}
+		m.known, err = connect.NewClientWith(m.config.Rest, m.served)
+		return err
 	}
 	return errNotServed
 }

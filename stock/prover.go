@@ -135,7 +135,7 @@ func (p *prover) listable(ctx context.Context, job claim.Job) (schema.GroupVersi
 		return schema.GroupVersionResource{}, "", errors.New("no version is served")
 	}
 	resource := job.GroupResource.WithVersion(job.Versions[0])
-	list, err := again(ctx, func() (*metav1.PartialObjectMetadataList, error) { return p.api.List(ctx, resource, 1, "") })
+	list, err := lists(ctx, p.api, resource)(1, "")
 	if err != nil {
 		return resource, "", err
 	}
@@ -188,10 +188,9 @@ func (x *provingPass) list(ctx context.Context, to chan<- examinee) error {
 
 // pages lists all objects, as little of each as the proof needs.
 func (x *provingPass) pages(ctx context.Context, anew func(), each func(metav1.PartialObjectMetadata) error) error {
+	all := lists(ctx, x.api, x.resource)
 	list := func(limit int, from string) (*metav1.PartialObjectMetadataList, error) {
-		page, err := again(ctx, func() (*metav1.PartialObjectMetadataList, error) {
-			return x.api.List(ctx, x.resource, int64(limit), from)
-		})
+		page, err := all(limit, from)
 		if err == nil && from == "" {
 			x.listed = page.ResourceVersion
 		}
@@ -356,6 +355,13 @@ func again[T any](ctx context.Context, f func() (T, error)) (answer T, err error
 	}
 	_ = waiting // it took too long: err says why
 	return answer, err
+}
+
+// lists lists a resource's objects, again as long as again does.
+func lists(ctx context.Context, api migrateapi.API, resource schema.GroupVersionResource) migrateapi.Lister {
+	return func(limit int, from string) (*metav1.PartialObjectMetadataList, error) {
+		return again(ctx, func() (*metav1.PartialObjectMetadataList, error) { return api.List(ctx, resource, int64(limit), from) })
+	}
 }
 
 // passes says whether an error may pass by itself.

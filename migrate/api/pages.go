@@ -7,10 +7,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// listTries bounds how often a list goes on at one place for which the server gave another token,
-// since the one before had become too old, and how often it begins again where it gave none.
-const listTries = 5
-
 // Lister lists at most so many objects, from where a token says.
 type Lister func(limit int, from string) (*metav1.PartialObjectMetadataList, error)
 
@@ -24,11 +20,11 @@ func Pages(ctx context.Context, most int, list Lister, anew func(), take func([]
 		page, err := list(size, from)
 		goOn, tooOld := expired(err)
 		switch {
-		case tooOld && goOn != "" && goOn != from && moved < listTries:
+		case tooOld && goOn != "" && goOn != from && moved < beginnings:
 			from = goOn
 			moved++
 			continue
-		case tooOld && from != "" && begun < listTries:
+		case tooOld && from != "" && begun < beginnings:
 			from = ""
 			begun, moved = begun+1, 0
 			anew()

@@ -30,8 +30,8 @@ const (
 	// have failed for it, the next ones are tried once only, until one does not fail.
 	attempts = 4
 	inARow   = 50
-	// beginnings bounds how often a list begins again because its token was too old and the
-	// server knew no place to go on.
+	// beginnings bounds how often a list whose token was too old begins again, since the server knew no
+	// place to go on, and how often it goes on at one place for which the server gave another token.
 	beginnings = 5
 )
 

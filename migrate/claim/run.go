@@ -51,8 +51,8 @@ func (c *Controller) Run(ctx context.Context) {
 	beats := c.cfg.Clock.NewTicker(max(c.cfg.ProgressPeriod/3, time.Millisecond)) // so much later at most
 	defer beats.Stop()
 	var spare atomic.Int32 // how many are at work
-	onTheWay := func(hindered int) {
-		if queue.Len() > 0 && int(spare.Load()) < min(hindered, spares) {
+	beside := func() {
+		if queue.Len() > 0 && int(spare.Load()) < min(c.hindered(), spares) {
 			spare.Add(1)
 			wg.Go(func() {
 				defer spare.Add(-1)
@@ -62,7 +62,7 @@ func (c *Controller) Run(ctx context.Context) {
 		}
 	}
 	wg.Go(func() {
-		workers.Loop(ctx, "migrate-progress", func(ctx context.Context) { c.beat(ctx, beats.C(), func() { onTheWay(c.hindered()) }) })
+		workers.Loop(ctx, "migrate-progress", func(ctx context.Context) { c.beat(ctx, beats.C(), beside) })
 	})
 	for range c.cfg.Workers {
 		wg.Go(func() {
@@ -74,7 +74,7 @@ func (c *Controller) Run(ctx context.Context) {
 }
 
 // beat has the status of every rewrite written for which that is due, until ctx ends: a
-// Rewriter that waits reports nothing.
+// Rewriter that waits reports nothing. Each time, then is called.
 func (c *Controller) beat(ctx context.Context, due <-chan time.Time, then func()) {
 	for {
 		select {
