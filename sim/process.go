@@ -56,7 +56,7 @@ type Process struct {
 	resigned    bool
 	servesUntil time.Duration
 
-	tasks [script.Roles]*task
+	tasks [script.Roles]*Task
 	// cursors say how much of its kind's events a watch has delivered; negative: nothing,
 	// not even the list that it begins with.
 	cursors [script.Streams]int
@@ -229,7 +229,7 @@ func (p *Process) end() {
 }
 
 // abandon ends a task without its knowing.
-func (p *Process) abandon(t *task) {
+func (p *Process) abandon(t *Task) {
 	if t == nil || t.ended {
 		return
 	}
@@ -351,7 +351,7 @@ func (p *Process) body(r script.Role, what string) func() error {
 }
 
 // finished is called when a task has ended by itself.
-func (p *Process) finished(t *task) {
+func (p *Process) finished(t *Task) {
 	now := p.w.now
 	switch t.role {
 	case script.Leasing:

@@ -123,7 +123,7 @@ func (p *Process) hostBody(ctx context.Context, role script.Role) func() error {
 }
 
 // finished is called when a task of the part in the host has ended by itself.
-func (r *replica) finished(t *task, now time.Duration) {
+func (r *replica) finished(t *Task, now time.Duration) {
 	switch t.role {
 	case script.Hosting:
 		r.stepAt = now + stepInterval

@@ -225,7 +225,7 @@ func (w *World) quiet() {
 				if _, live := w.live(r, n); !live {
 					break
 				}
-				w.whole(p, script.Migrating, numbered(r, n))
+				w.whole(p, script.Migrating, Numbered(r, n))
 			}
 		}
 		w.deliver(p)
@@ -233,8 +233,8 @@ func (w *World) quiet() {
 	}
 }
 
-// numbered names the n-th migration of a resource, from 0, as events do.
-func numbered(r *object.Resource, n int) string {
+// Numbered names the n-th migration of a resource, from 0, as events do.
+func Numbered(r *object.Resource, n int) string {
 	if n == 0 {
 		return r.Name
 	}

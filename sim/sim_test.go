@@ -1,87 +1,11 @@
 package sim
 
 import (
-	"bytes"
-	"strings"
 	"testing"
 
 	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
-
-// TestSameSeedSameTrace runs seeds twice: the trace of a seed has to be that of its replay.
-func TestSameSeedSameTrace(t *testing.T) {
-	for i := range uint64(30) {
-		seed, world := i, Seed
-		if i >= 20 {
-			world = Aggregated
-		}
-		var first, second, replayed bytes.Buffer
-		run := world(seed, 0, &first)
-		world(seed, 0, &second)
-		if !bytes.Equal(first.Bytes(), second.Bytes()) {
-			t.Fatalf("seed %d has two traces; they differ at %s", seed, difference(first.String(), second.String()))
-		}
-		Replay(run.Config, run.Script, &replayed)
-		if got, want := replayed.String(), withoutImpossible(first.String()); got != want {
-			t.Fatalf("seed %d is not what its script does; they differ at %s", seed, difference(want, got))
-		}
-	}
-}
-
-// withoutImpossible leaves out the events that a seed tried and could not do.
-func withoutImpossible(trace string) string {
-	lines := strings.SplitAfter(trace, "\n")
-	var kept []string
-	for i, line := range lines {
-		next := ""
-		if i+1 < len(lines) {
-			next = lines[i+1]
-		}
-		if line != "   not possible now\n" && next != "   not possible now\n" {
-			kept = append(kept, line)
-		}
-	}
-	return strings.Join(kept, "")
-}
-
-func difference(a, b string) string {
-	as, bs := strings.Split(a, "\n"), strings.Split(b, "\n")
-	for i := range min(len(as), len(bs)) {
-		if as[i] != bs[i] {
-			return as[i] + "\nand\n" + bs[i]
-		}
-	}
-	return "their ends"
-}
-
-// TestSeeds runs some seeds; CI runs many more.
-func TestSeeds(t *testing.T) {
-	for seed := range uint64(200) {
-		run := Seed(seed, 0, nil)
-		if run.Violation != nil {
-			t.Fatalf("seed %d: %s", seed, run)
-		}
-		if run.Steps < MinEvents {
-			t.Errorf("seed %d: only %d events happened", seed, run.Steps)
-		}
-	}
-}
-
-// TestAggregated does so for worlds of an aggregated API: in some of them objects are migrated.
-func TestAggregated(t *testing.T) {
-	var rewrites Rewrites
-	for seed := range uint64(100) {
-		run := Aggregated(seed, 0, nil)
-		if run.Violation != nil {
-			t.Fatalf("seed %d: %s", seed, run)
-		}
-		rewrites = rewrites.Plus(run.Rewrites)
-	}
-	if rewrites.Written < 20 {
-		t.Errorf("%s", rewrites)
-	}
-}
 
 // TestShrink: of a script that ends badly only the events that are needed are left.
 func TestShrink(t *testing.T) {
@@ -126,7 +50,11 @@ func TestPanic(t *testing.T) {
 	if run.Violation == nil || run.Violation.Invariant != "panic" {
 		t.Fatalf("the panic was not noticed: %v", run)
 	}
-	if next := Seed(0, 0, nil); next.Violation != nil {
+	next := Run(script.DefaultConfig(), nil, func(w *World, do func(script.Event)) {
+		do(script.Event{Do: script.Start, What: object.Releases[0].Name})
+		do(script.Event{Do: script.Settle})
+	})
+	if next.Violation != nil || next.Steps != 2 {
 		t.Errorf("the next world: %s", next)
 	}
 }

@@ -80,17 +80,13 @@ func (r *request) what() schema.GroupResource {
 // errNoAnswer is the error of the simulated network. It says nothing about whether a write happened.
 var errNoAnswer = errors.New("no answer")
 
-// lost are the errors with which etcd's client says that it got no answer, as scripts name
-// them. Every one of them can come after a commit.
+// lost are the errors of script.LostAnswers with which etcd's client says that it got no answer.
 var lost = map[string]error{
 	"unavailable": status.Error(codes.Unavailable, "transport is closing"),
 	"timeout":     rpctypes.ErrTimeout,
 	"leader":      rpctypes.ErrLeaderChanged,
 	"deadline":    context.DeadlineExceeded,
 }
-
-// lostKinds are their names, for the chooser.
-var lostKinds = [...]string{"", "unavailable", "timeout", "leader", "deadline"}
 
 // lostAnswer is the error that a task gets for a request without an answer.
 func lostAnswer(r *request, what string) error {
@@ -100,8 +96,8 @@ func lostAnswer(r *request, what string) error {
 	return errNoAnswer
 }
 
-// task is a coroutine of a process: production code that runs until its next call.
-type task struct {
+// Task is a coroutine of a process: production code that runs until its next call.
+type Task struct {
 	p    *Process
 	role script.Role
 	what string
@@ -126,8 +122,8 @@ type task struct {
 }
 
 // spawn makes a task. It does not run yet.
-func (p *Process) spawn(r script.Role, what string, body func() error) *task {
-	t := &task{p: p, role: r, what: what, began: p.w.store.Revision()}
+func (p *Process) spawn(r script.Role, what string, body func() error) *Task {
+	t := &Task{p: p, role: r, what: what, began: p.w.store.Revision()}
 	if p.w.host != nil {
 		t.beganHost = p.w.host.store.Revision()
 	}
@@ -137,7 +133,7 @@ func (p *Process) spawn(r script.Role, what string, body func() error) *task {
 }
 
 // resume runs a task to its next call or to its end.
-func (w *World) resume(t *task) {
+func (w *World) resume(t *Task) {
 	before := w.current
 	w.current = t
 	if w.coroutines.Resume(t.on) {
@@ -209,7 +205,7 @@ func (p *Process) await(ready func() bool) {
 }
 
 // due says whether a task that waits for no answer can go on.
-func (t *task) due() bool {
+func (t *Task) due() bool {
 	switch {
 	case t.req != nil:
 		return false

@@ -57,7 +57,7 @@ type World struct {
 	host, guest *World
 	asked       int // how often the replicas were asked for something by the host
 
-	current    *task
+	current    *Task
 	coroutines coroutine.Pool
 	written    int // clients' writes
 	logged     int // how much of the store's log has been looked at
@@ -217,16 +217,9 @@ func (w *World) renewals() {
 	}
 }
 
-// gateOff, after a release, starts a server whose gate StorageVersionAPI is off, and
-// withoutConcord a stock server.
-const (
-	gateOff        = " off"
-	withoutConcord = " stock"
-)
-
 func (w *World) doStart(e script.Event) bool {
-	name, silent := strings.CutSuffix(e.What, gateOff)
-	name, stock := strings.CutSuffix(name, withoutConcord)
+	name, silent := strings.CutSuffix(e.What, script.GateOff)
+	name, stock := strings.CutSuffix(name, script.WithoutConcord)
 	i := slices.IndexFunc(object.Releases, func(r object.Release) bool { return r.Name == name })
 	if i < 0 || e.Slot >= w.config.Slots || w.slots[e.Slot] != nil && !w.slots[e.Slot].gone {
 		return false
@@ -257,7 +250,7 @@ func (w *World) doProcess(p *Process, e script.Event) bool {
 		return flip(&p.paused, false)
 	case script.Cut, script.Heal:
 		cut := &p.cut
-		if e.What == cutFromHost {
+		if e.What == script.CutFromHost {
 			if p.replica == nil {
 				return false
 			}
@@ -301,9 +294,6 @@ func (w *World) doProcess(p *Process, e script.Event) bool {
 		return true
 	}
 }
-
-// cutFromHost, after cut and heal, is about the host alone.
-const cutFromHost = "host"
 
 func (w *World) doTask(e script.Event) bool {
 	if e.Do == script.Late {
@@ -376,7 +366,7 @@ func (w *World) unanswered(r *request) {
 }
 
 // finish runs a task to its end, or as far as its calls get there.
-func (w *World) finish(t *task) bool {
+func (w *World) finish(t *Task) bool {
 	p := t.p
 	if p.paused || p.cut || w.etcd == etcdDown || t.req != nil && !t.req.reaches() {
 		return false
@@ -405,7 +395,7 @@ func (w *World) finish(t *task) bool {
 
 // finishPuts runs the transactions that a rewrite waits for to their ends. It returns false if
 // none of them has ended.
-func (w *World) finishPuts(t *task) (some bool) {
+func (w *World) finishPuts(t *Task) (some bool) {
 	if t.role != script.Migrating {
 		return false
 	}

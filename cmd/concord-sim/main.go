@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/concord-dev/concord/sim"
+	"github.com/concord-dev/concord/sim/random"
 	"github.com/concord-dev/concord/sim/script"
 	"github.com/concord-dev/concord/sim/worlds"
 )
@@ -50,7 +51,7 @@ func main() {
 	o := options{}
 	flag.Uint64Var(&o.seeds, "seeds", 1000, "how many seeds to run; 0 means without end")
 	flag.Uint64Var(&o.from, "from", 0, "the first seed")
-	flag.IntVar(&o.events, "events", 0, fmt.Sprintf("how many events a seed's script has; 0 means as the seed chooses, from %d to %d", sim.MinEvents, sim.MaxEvents))
+	flag.IntVar(&o.events, "events", 0, fmt.Sprintf("how many events a seed's script has; 0 means as the seed chooses, from %d to %d", random.MinEvents, random.MaxEvents))
 	flag.DurationVar(&o.duration, "duration", 0, "stop after this time; 0 means not before all seeds are done")
 	flag.IntVar(&o.parallel, "parallel", 1, "how many worlds to run at a time")
 	flag.StringVar(&o.script, "script", "", "replay the script in this file (- is standard input) instead of seeds")
@@ -239,9 +240,9 @@ func (o options) search(out io.Writer) int {
 // seed runs the world of a seed.
 func (o options) seed(seed uint64, trace io.Writer) sim.Outcome {
 	if o.aggregated {
-		return sim.Aggregated(seed, o.events, trace)
+		return random.Aggregated(seed, o.events, trace)
 	}
-	return sim.Seed(seed, o.events, trace)
+	return random.Seed(seed, o.events, trace)
 }
 
 type failure struct {

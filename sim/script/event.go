@@ -212,3 +212,16 @@ func ParseStory(text string) (Config, []Event, error) {
 	events, err := Parse(text)
 	return config, events, err
 }
+
+// Words of events.
+const (
+	// GateOff, after a release, starts a server whose gate StorageVersionAPI is off, and
+	// WithoutConcord a stock server.
+	GateOff        = " off"
+	WithoutConcord = " stock"
+	// CutFromHost, after cut and heal, is about the host alone.
+	CutFromHost = "host"
+)
+
+// LostAnswers are the ways in which an answer of etcd is lost. Every one of them can come after a commit.
+var LostAnswers = [...]string{"", "unavailable", "timeout", "leader", "deadline"}

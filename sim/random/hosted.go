@@ -1,15 +1,16 @@
-package sim
+package random
 
 import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/concord-dev/concord/sim"
 	"github.com/concord-dev/concord/sim/object"
 	"github.com/concord-dev/concord/sim/script"
 )
 
 // newHostedChooser makes a chooser of a world with a host.
-func newHostedChooser(w *World, r *rand.Rand) *chooser {
+func newHostedChooser(w *sim.World, r *rand.Rand) *chooser {
 	c := newChooser(w, r, r)
 	c.temper.silent, c.temper.stock, c.temper.faults[script.Key] = 0, 0, 0
 	// A replica takes many more steps than another server until it writes, so there are fewer faults.
@@ -24,7 +25,7 @@ func newHostedChooser(w *World, r *rand.Rand) *chooser {
 	c.temper.releases = object.Releases[oldest:min(oldest+2+r.IntN(2), len(object.Releases))]
 	c.temper.writes += 5
 	c.temper.roll, c.temper.host = 30+r.IntN(100), 15+r.IntN(35)
-	c.host = newChooser(w.host, r, r)
+	c.host = newChooser(w.Host(), r, r)
 	for v := range c.host.temper.faults {
 		if v := script.Verb(v); v != script.Start && r.IntN(2) == 0 || v == script.Pass || v == script.Key {
 			c.host.temper.faults[v] = 0
@@ -40,22 +41,22 @@ func newHostedChooser(w *World, r *rand.Rand) *chooser {
 
 // rollsTo is the release that replicas are brought to now: another one from time to time.
 func (c *chooser) rollsTo() object.Release {
-	return c.temper.releases[c.w.steps/c.temper.roll%len(c.temper.releases)]
+	return c.temper.releases[c.w.Steps()/c.temper.roll%len(c.temper.releases)]
 }
 
 // offerHostFaults offers that a replica is replaced by one of another release, and does not reach the host any more, or
 // does again.
-func (c *chooser) offerHostFaults(p *Process) {
+func (c *chooser) offerHostFaults(p *sim.Process) {
 	if p.Release != c.rollsTo() {
 		c.add(3, script.Event{Do: script.Kill, Slot: p.Slot})
-		if !p.leaving {
+		if !p.Leaving() {
 			c.add(12, script.Event{Do: script.Stop, Slot: p.Slot})
 		}
 	}
-	if p.replica.cut {
-		c.add(2, script.Event{Do: script.Heal, Slot: p.Slot, What: cutFromHost})
+	if p.CutFromHost() {
+		c.add(2, script.Event{Do: script.Heal, Slot: p.Slot, What: script.CutFromHost})
 	} else {
-		c.add(1+c.temper.faults[script.Cut], script.Event{Do: script.Cut, Slot: p.Slot, What: cutFromHost})
+		c.add(1+c.temper.faults[script.Cut], script.Event{Do: script.Cut, Slot: p.Slot, What: script.CutFromHost})
 	}
 }
 

@@ -1,16 +1,13 @@
-package sim
+package random
 
 import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
-	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/sim/invariant"
+	"github.com/concord-dev/concord/sim"
 	"github.com/concord-dev/concord/sim/object"
-	"github.com/concord-dev/concord/sim/registry"
 	"github.com/concord-dev/concord/sim/script"
 )
 
@@ -18,9 +15,9 @@ import (
 // there are, how often, and how patiently one task is followed.
 type chooser struct {
 	*rand.Rand
-	w      *World
+	w      *sim.World
 	temper temper
-	last   *task
+	last   *sim.Task
 	// rewriting is a resource that some server rewrites just now, nil if there is none.
 	rewriting *object.Resource
 	// live says which resources have a first and a second migration that is not final, if
@@ -67,7 +64,7 @@ type temper struct {
 
 // newChooser makes a chooser. stock decides on stock servers only, so that worlds without
 // them are as they were before there were any.
-func newChooser(w *World, r, stock *rand.Rand) *chooser {
+func newChooser(w *sim.World, r, stock *rand.Rand) *chooser {
 	c := &chooser{Rand: r, w: w}
 	t := &c.temper
 	some := func(n int) int {
@@ -136,28 +133,28 @@ func (c *chooser) next() script.Event {
 		e.Host = true
 		return e
 	}
-	if t := c.last; t != nil && !t.ended && t.req != nil && !t.p.paused && c.IntN(100) < c.temper.patience {
+	if t := c.last; t != nil && t.Asks() && t.CanFail() && c.IntN(100) < c.temper.patience {
 		return c.goOn(t)
 	}
 	c.found, c.sum, c.asked = c.found[:0], 0, false
-	c.rewriting = c.w.rewritten()
-	for slot := range c.w.config.Slots {
-		p := c.w.slots[slot]
-		if p == nil || p.gone {
+	c.rewriting = c.w.Rewritten()
+	for slot := range c.w.Slots() {
+		p := c.w.Process(slot)
+		if p == nil || p.Gone() {
 			r := c.temper.releases[c.IntN(len(c.temper.releases))]
 			what := r.Name
 			if c.host != nil && c.IntN(5) > 0 {
 				what = c.rollsTo().Name
 			}
 			if c.temper.silent > 0 && c.IntN(100) < c.temper.silent {
-				what += gateOff
+				what += script.GateOff
 			} else if c.temper.stock > 0 && c.IntN(100) < c.temper.stock {
-				what += withoutConcord
+				what += script.WithoutConcord
 			}
 			c.add(c.temper.faults[script.Start], script.Event{Do: script.Start, Slot: slot, What: what})
-			if p != nil && c.temper.admin > 0 && p.member.ID() != "" {
+			if p != nil && c.temper.admin > 0 && p.Registered() {
 				c.add(1, script.Event{Do: script.Admin, What: deleteLease[slot]})
-				if p.replica != nil {
+				if p.IsReplica() {
 					c.add(1, script.Event{Do: script.Admin, What: "delete host lease " + script.SlotName(slot)})
 				}
 			}
@@ -182,7 +179,7 @@ func (c *chooser) next() script.Event {
 func (c *chooser) chosen(e script.Event) script.Event {
 	switch e.Do {
 	case script.Do:
-		t := c.w.slots[e.Slot].tasks[e.Role]
+		t := c.w.Process(e.Slot).Task(e.Role)
 		c.last = t
 		return c.goOn(t)
 	case script.Run:
@@ -194,9 +191,9 @@ func (c *chooser) chosen(e script.Event) script.Event {
 }
 
 // goOn says how a task's call fares.
-func (c *chooser) goOn(t *task) script.Event {
-	e := script.Event{Do: script.Do, Slot: t.p.Slot, Role: t.role}
-	if t.req == nil {
+func (c *chooser) goOn(t *sim.Task) script.Event {
+	e := script.Event{Do: script.Do, Slot: t.Slot(), Role: t.Role()}
+	if !t.Asks() {
 		return e
 	}
 	if c.temper.whole > 0 && c.IntN(100) < c.temper.whole {
@@ -204,7 +201,7 @@ func (c *chooser) goOn(t *task) script.Event {
 		return e
 	}
 	lose, late := c.temper.lose, c.temper.late
-	if t.role >= script.Putting1 {
+	if t.Role() >= script.Putting1 {
 		lose, late = lose+c.temper.losePut, late+c.temper.losePut
 	}
 	n := c.IntN(1000)
@@ -214,11 +211,11 @@ func (c *chooser) goOn(t *task) script.Event {
 	}{{script.Lose, lose}, {script.Fail, c.temper.fail}, {script.Apply, late}, {script.Absent, c.temper.absent}} {
 		if n -= f.rate; n < 0 {
 			e.Do = f.verb
-			if t.req.applied && f.verb != script.Lose {
+			if t.Applied() && f.verb != script.Lose {
 				e.Do = script.Do
 			}
-			if e.Do == script.Lose && t.req.key != "" {
-				e.What = lostKinds[c.IntN(len(lostKinds))]
+			if e.Do == script.Lose && t.AsksEtcd() {
+				e.What = script.LostAnswers[c.IntN(len(script.LostAnswers))]
 			}
 			return e
 		}
@@ -242,26 +239,26 @@ func (c *chooser) write() string {
 	return fmt.Sprintf("%s %s/%c", verbs[c.IntN(n)], r.Name, 'a'+c.IntN(c.temper.objects))
 }
 
-func (c *chooser) offerTasks(p *Process) {
+func (c *chooser) offerTasks(p *sim.Process) {
 	slot := p.Slot
 	for r := range script.Roles {
-		if t := p.tasks[r]; t != nil {
+		if t := p.Task(r); t != nil {
 			switch {
-			case t.req != nil && !p.paused && t.req.reaches() || t.req == nil && t.due() && !p.paused:
+			case t.CanGoOn():
 				weight := 60
 				if r.Rewrites() && c.temper.put > 0 {
 					weight = c.temper.put
 				}
 				c.add(weight, script.Event{Do: script.Do, Slot: slot, Role: r})
-			case t.req != nil && !p.paused:
+			case t.Asks() && t.CanFail():
 				c.add(10, script.Event{Do: script.Fail, Slot: slot, Role: r})
 				c.add(10, script.Event{Do: script.Lose, Slot: slot, Role: r})
-			case t.req != nil && !t.req.applied && !t.req.cut():
+			case t.Asks() && t.CanApply():
 				c.add(2, script.Event{Do: script.Apply, Slot: slot, Role: r})
 			}
 			continue
 		}
-		if !p.startable(r) {
+		if !p.CanBegin(r) {
 			continue
 		}
 		switch r {
@@ -273,7 +270,7 @@ func (c *chooser) offerTasks(p *Process) {
 			c.add(10, script.Event{Do: script.Run, Slot: slot, Role: r})
 		case script.Triggering:
 			for _, res := range object.All {
-				if !res.Custom || p.w.guest == nil {
+				if !res.Custom || !c.w.IsHost() {
 					c.add(12, script.Event{Do: script.Run, Slot: slot, Role: r, What: res.Name})
 				}
 			}
@@ -282,7 +279,7 @@ func (c *chooser) offerTasks(p *Process) {
 			for i, res := range object.All {
 				for n, weight := range []int{12, 4} {
 					if c.live[i][n] {
-						c.add(weight+c.temper.put/4, script.Event{Do: script.Run, Slot: slot, Role: r, What: numbered(res, n)})
+						c.add(weight+c.temper.put/4, script.Event{Do: script.Run, Slot: slot, Role: r, What: sim.Numbered(res, n)})
 					}
 				}
 			}
@@ -294,11 +291,11 @@ func (c *chooser) offerTasks(p *Process) {
 			c.add(weight, script.Event{Do: script.Run, Slot: slot, Role: r})
 		}
 	}
-	if p.paused {
+	if p.Paused() {
 		return
 	}
 	for s := range script.Streams {
-		if from := p.source(s); from != nil && !p.cutFrom(from) && p.cursors[s] < len(from.api.Changes[streamKind[s]]) {
+		if p.Lags(s) {
 			c.add(c.temper.lag, script.Event{Do: script.See, Slot: slot, See: s})
 		}
 	}
@@ -312,29 +309,29 @@ func (c *chooser) ask() {
 	c.asked = true
 	for i, r := range object.All {
 		for n := range c.live[i] {
-			_, c.live[i][n] = c.w.live(r, n)
+			c.live[i][n] = c.w.HasMigration(r, n)
 		}
 	}
 }
 
-func (c *chooser) offerFaults(p *Process) {
+func (c *chooser) offerFaults(p *sim.Process) {
 	f, slot := &c.temper.faults, p.Slot
 	c.add(f[script.Kill], script.Event{Do: script.Kill, Slot: slot})
-	if !p.leaving {
+	if !p.Leaving() {
 		c.add(f[script.Stop], script.Event{Do: script.Stop, Slot: slot})
 	}
-	if p.paused {
+	if p.Paused() {
 		c.add(4, script.Event{Do: script.Resume, Slot: slot})
 	} else {
 		c.add(f[script.Pause], script.Event{Do: script.Pause, Slot: slot})
 	}
-	if p.cut {
+	if p.Cut() {
 		c.add(6, script.Event{Do: script.Heal, Slot: slot})
 	} else {
 		c.add(f[script.Cut], script.Event{Do: script.Cut, Slot: slot})
 	}
 	streams := script.SeeHostLeases
-	if p.replica != nil {
+	if p.IsReplica() {
 		streams = script.Streams
 		c.offerHostFaults(p)
 	}
@@ -343,9 +340,9 @@ func (c *chooser) offerFaults(p *Process) {
 		c.add(f[script.Jump], script.Event{Do: script.Jump, Slot: slot, For: jumps[c.IntN(len(jumps))]})
 		c.add(f[script.Jump], script.Event{Do: script.Drift, Slot: slot, What: []string{"0.975", "1", "1.025"}[c.IntN(3)]})
 	}
-	switch leaders := c.w.leaders(); {
+	switch leaders := c.w.Leaders(); {
 	case p.Silent, p.Stock:
-	case p.leads:
+	case p.Leads():
 		c.add(f[script.Unlead], script.Event{Do: script.Unlead, Slot: slot})
 	case leaders == 0:
 		c.add(30, script.Event{Do: script.Lead, Slot: slot})
@@ -366,66 +363,35 @@ func (c *chooser) offerFaults(p *Process) {
 // offerDismissal offers the deletion of a stock server's Lease: of one that is gone, which
 // somebody has to do, and of one that lives.
 func (c *chooser) offerDismissal(slot int) {
-	if c.temper.stock == 0 || c.w.api.Look(registry.Leases, string(invariant.StockID(slot))) == nil {
+	if c.temper.stock == 0 || !c.w.HasStockLease(slot) {
 		return
 	}
 	weight := 3
-	if p := c.w.slots[slot]; p != nil && !p.gone && p.Stock {
+	if p := c.w.Process(slot); p != nil && !p.Gone() && p.Stock {
 		weight = min(c.temper.admin, 1)
 	}
 	c.add(weight, script.Event{Do: script.Admin, What: "delete stock lease " + script.SlotName(slot)})
 }
 
-// rewritten returns a resource that some server reads or writes the objects of, to
-// migrate it.
-func (w *World) rewritten() *object.Resource {
-	for _, p := range w.slots {
-		if p == nil || p.gone {
-			continue
-		}
-		for _, t := range &p.tasks {
-			if t == nil || t.req == nil || t.req.key == "" || !t.role.Rewrites() {
-				continue
-			}
-			for _, r := range object.All {
-				if strings.HasPrefix("/registry/"+t.req.key, r.Prefix) {
-					return r
-				}
-			}
-		}
-	}
-	return nil
-}
-
-func (w *World) leaders() int {
-	n := 0
-	for _, p := range w.slots {
-		if p != nil && !p.gone && p.leads {
-			n++
-		}
-	}
-	return n
-}
-
 func (c *chooser) offerWorld() {
 	w, f := c.w, &c.temper.faults
-	for _, r := range w.late {
-		c.add(5, script.Event{Do: script.Late, Slot: r.sender.Slot, Role: r.Role})
+	for slot, role := range w.Late() {
+		c.add(5, script.Event{Do: script.Late, Slot: slot, Role: role})
 	}
 	c.add(15, script.Event{Do: script.Tick, For: c.temper.tick})
 	c.add(1, script.Event{Do: script.Tick, For: 20 * time.Second})
 	c.add(f[script.Pass], script.Event{Do: script.Pass, For: []time.Duration{3 * time.Second, 10 * time.Second, 17 * time.Second, 25 * time.Second}[c.IntN(4)]})
 	switch {
-	case w.etcd != etcdOK:
+	case !w.EtcdWell():
 		c.add(20, script.Event{Do: script.Etcd, What: "ok"})
 	case f[script.Etcd] > 0:
 		c.add(f[script.Etcd], script.Event{Do: script.Etcd, What: []string{"down", "full", "slow"}[c.IntN(3)]})
 	}
-	if w.host != nil || w.guest != nil {
+	if w.Host() != nil || w.IsHost() {
 		c.offerHosted()
 		return
 	}
-	switch crd := w.api.LookDefinition(); {
+	switch crd := w.Definition(); {
 	case crd == nil:
 		c.add(8, script.Event{Do: script.Define, What: []string{"v1", "v2"}[c.IntN(2)]})
 	case crd.DeletionTimestamp != nil:
@@ -442,7 +408,7 @@ func (c *chooser) offerWorld() {
 		c.add(1, script.Event{Do: script.Admin, What: "forge widgets"})
 		c.add(1, script.Event{Do: script.Admin, What: "lower widgets"})
 	}
-	if c.temper.admin > 0 && w.failedMigration() {
+	if c.temper.admin > 0 && w.HasFailedMigration() {
 		c.add(4, script.Event{Do: script.Admin, What: heal[c.IntN(len(object.All))]})
 	}
 }
@@ -467,14 +433,4 @@ func ofAll(deed string) (words [len(object.All)]string) {
 		words[i] = deed + " " + r.Name
 	}
 	return words
-}
-
-// failedMigration says whether a migration has failed.
-func (w *World) failedMigration() bool {
-	return slices.ContainsFunc(w.api.Shelf(registry.Migrations), func(stored registry.Stored) bool {
-		m := stored.Object.(*migrationv1alpha1.StorageVersionMigration)
-		return slices.ContainsFunc(m.Status.Conditions, func(c migrationv1alpha1.MigrationCondition) bool {
-			return c.Type == migrationv1alpha1.MigrationFailed
-		})
-	})
 }
