@@ -1,7 +1,6 @@
 package stock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,43 +10,30 @@ import (
 	"sync/atomic"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/connect"
+	"github.com/concord-dev/concord/stock/election"
 )
 
 const (
-	// electionLock is the Lease by which one process is elected. It is not that of Concord
-	// servers, whose controllers it must not keep from working.
-	electionLock = "concord-controllers-stock"
-	// The usual times of an election.
-	electionLease = 15 * time.Second
-	electionRenew = 10 * time.Second
-	electionRetry = 2 * time.Second
 	// shutdown bounds how long open requests for health and metrics are waited for.
 	shutdown = 2 * time.Second
 	// headerTimeout bounds how long a client may take to ask.
 	headerTimeout = 10 * time.Second
 )
 
-// errDeposed says that another process leads now.
-var errDeposed = errors.New("the election was lost: another process works on")
-
 // controllers are one process of them.
 type controllers struct {
 	config  Config
 	kube    kubernetes.Interface
 	objects client.WithWatch
-	ballot  ballot
+	elected *election.Election
 	// working is the work under way, nil while this process does not lead.
 	working atomic.Pointer[work]
 }
@@ -66,7 +52,7 @@ func Run(ctx context.Context, config Config) error {
 	if !c.config.LeaderElect {
 		return c.lead(ctx)
 	}
-	return c.campaign(ctx)
+	return c.elected.Campaign(ctx)
 }
 
 func newControllers(config Config) (*controllers, error) {
@@ -81,96 +67,12 @@ func newControllers(config Config) (*controllers, error) {
 		return nil, fmt.Errorf("client: %w", err)
 	}
 	objects, err := connect.NewClient(config.Rest)
-	return &controllers{config: config, kube: kube, objects: objects}, err
-}
-
-// campaign runs for election while nobody is elected in another namespace, and leads once.
-func (c *controllers) campaign(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	others := c.newRivals()
-	if c.await(ctx, "Waiting", func(ctx context.Context) error { return others.none(ctx, false) }) != nil {
-		return nil // ctx has ended
-	}
-	c.ballot.Interface = &resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Namespace: c.config.ElectionNamespace, Name: electionLock},
-		Client:     c.kube.CoordinationV1(),
-		LockConfig: resourcelock.ResourceLockConfig{Identity: c.config.Instance},
-	}
-	led := make(chan error, 1)
-	var leading atomic.Bool
-	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Lock: &c.ballot, LeaseDuration: electionLease, RenewDeadline: electionRenew, RetryPeriod: electionRetry,
-		ReleaseOnCancel: true, Name: electionLock,
-		Callbacks: leaderelection.LeaderCallbacks{
-			OnStartedLeading: func(ctx context.Context) {
-				leading.Store(true)
-				led <- c.leadAlone(ctx, others)
-				cancel()
-			},
-			OnStoppedLeading: func() {},
-		},
+	c := &controllers{config: config, kube: kube, objects: objects}
+	c.elected = election.New(election.Config{
+		Kube: kube, Namespace: config.ElectionNamespace, Instance: config.Instance, Clock: config.Clock, Lead: c.lead,
+		Await: func(ctx context.Context, try func(context.Context) error) error { return c.await(ctx, "Waiting", try) },
 	})
-	if err != nil {
-		return fmt.Errorf("election: %w", err)
-	}
-	stopped := ctx.Done()
-	elector.Run(ctx)
-	if !leading.Load() {
-		return nil // ctx has ended
-	}
-	err = <-led
-	select {
-	case <-stopped:
-		return err
-	default:
-		return errors.Join(errDeposed, err)
-	}
-}
-
-// ballot is the Lease of the election. It remembers that a right on it is missing, without which nobody is elected.
-type ballot struct {
-	resourcelock.Interface
-
-	mu sync.Mutex
-	// unread and unwritten are why the last read and the last write were forbidden; nil if they were not.
-	unread, unwritten error
-}
-
-// Get implements resourcelock.Interface. While another process has the Lease this one writes nothing: what it
-// was forbidden before may be allowed by now.
-func (b *ballot) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
-	record, raw, err := b.Interface.Get(ctx)
-	if err == nil && record.HolderIdentity != "" && record.HolderIdentity != b.Identity() {
-		_ = b.note(&b.unwritten, nil)
-	}
-	return record, raw, b.note(&b.unread, err)
-}
-
-// Create implements resourcelock.Interface.
-func (b *ballot) Create(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return b.note(&b.unwritten, b.Interface.Create(ctx, record))
-}
-
-// Update implements resourcelock.Interface.
-func (b *ballot) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
-	return b.note(&b.unwritten, b.Interface.Update(ctx, record))
-}
-
-func (b *ballot) note(last *error, err error) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if *last = nil; apierrors.IsForbidden(err) {
-		*last = err
-	}
-	return err
-}
-
-// forbidden is why nobody can be elected; nil if no right is known to be missing.
-func (b *ballot) forbidden() error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return cmp.Or(b.unread, b.unwritten)
+	return c, err
 }
 
 // serve answers for health and metrics.
@@ -210,7 +112,7 @@ func answer(w http.ResponseWriter, err error) {
 
 // ready says why this process does not do its work; one that is not elected, and can be, has to wait, and is ready.
 func (c *controllers) ready() error {
-	if err := c.ballot.forbidden(); err != nil {
+	if err := c.elected.Forbidden(); err != nil {
 		return fmt.Errorf("this process cannot be elected: %w", err)
 	}
 	w := c.working.Load()

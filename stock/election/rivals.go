@@ -1,4 +1,4 @@
-package stock
+package election
 
 import (
 	"context"
@@ -35,8 +35,8 @@ type renewal struct {
 // errRival says that another process is elected elsewhere.
 var errRival = errors.New("another process is elected in another namespace")
 
-func (c *controllers) newRivals() *rivals {
-	return &rivals{kube: c.kube, namespace: c.config.ElectionNamespace, clock: c.config.Clock, renewed: map[string]renewal{}}
+func (e *Election) newRivals() *rivals {
+	return &rivals{kube: e.config.Kube, namespace: e.config.Namespace, clock: e.config.Clock, renewed: map[string]renewal{}}
 }
 
 // usual are the namespaces of elections: the default, and the manifests'. In others people may write Leases who
@@ -53,12 +53,12 @@ func (r *rivals) none(ctx context.Context, first bool) error {
 			}
 			continue
 		}
-		lease, err := r.kube.CoordinationV1().Leases(namespace).Get(ctx, electionLock, metav1.GetOptions{})
+		lease, err := r.kube.CoordinationV1().Leases(namespace).Get(ctx, lock, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) || apierrors.IsForbidden(err) {
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("get the Lease %s of %s: %w", electionLock, namespace, err)
+			return fmt.Errorf("get the Lease %s of %s: %w", lock, namespace, err)
 		}
 		if holder := r.holder(lease); holder != "" {
 			return fmt.Errorf("%w: %s in %s; they would undo each other's work: end that one, or start this one with --leader-elect-resource-namespace=%s", errRival, holder, namespace, namespace)
@@ -75,21 +75,21 @@ func (r *rivals) holder(lease *coordinationv1.Lease) string {
 		known = renewal{said, now}
 		r.renewed[lease.Namespace] = known
 	}
-	if now.Sub(known.at) >= electionLease {
+	if now.Sub(known.at) >= lasts {
 		return ""
 	}
 	return ptr.Deref(lease.Spec.HolderIdentity, "")
 }
 
 // leadAlone leads until another process is elected elsewhere that goes before this one. r knows who was there before.
-func (c *controllers) leadAlone(ctx context.Context, r *rivals) error {
+func (e *Election) leadAlone(ctx context.Context, r *rivals) error {
 	if err := r.none(ctx, true); errors.Is(err, errRival) {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return c.lead(ctx) })
+	group.Go(func() error { return e.config.Lead(ctx) })
 	group.Go(func() error {
-		err := wait.PollUntilContextCancel(ctx, electionRenew, false, func(ctx context.Context) (bool, error) {
+		err := wait.PollUntilContextCancel(ctx, renewDeadline, false, func(ctx context.Context) (bool, error) {
 			if err := r.none(ctx, true); errors.Is(err, errRival) {
 				return false, err
 			}

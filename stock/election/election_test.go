@@ -1,4 +1,4 @@
-package stock
+package election
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -20,10 +21,30 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// election is the Lease of an election.
-func election(namespace, holder string, renewed time.Duration) *coordinationv1.Lease {
+var now = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// election is one in a namespace, in which nothing keeps a process from running.
+func election(kube kubernetes.Interface, namespace string) *Election {
+	return New(Config{
+		Kube: kube, Namespace: namespace, Instance: "y", Clock: testclock.NewFakeClock(now),
+		Lead: func(ctx context.Context) error { <-ctx.Done(); return nil },
+		Await: func(ctx context.Context, try func(context.Context) error) error {
+			return wait.PollUntilContextCancel(ctx, time.Millisecond, true, func(ctx context.Context) (bool, error) { return try(ctx) == nil, nil })
+		},
+	})
+}
+
+// leaseOf is the Lease of an election.
+func leaseOf(namespace, holder string, renewed time.Duration) *coordinationv1.Lease {
 	return &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: electionLock},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: lock},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr.To(holder), RenewTime: ptr.To(metav1.NewMicroTime(now.Add(renewed)))},
 	}
 }
@@ -40,26 +61,26 @@ func TestRivals(t *testing.T) {
 		rival     bool
 		first     bool // it goes before this one
 	}{
-		{"concord-system", "in the same namespace", election("concord-system", "x", 0), true, false, false, false},
-		{"concord-system", "in one that goes before it", election("kube-system", "x", 0), true, false, true, true},
-		{"kube-system", "in another one", election("concord-system", "x", 0), true, false, true, false},
-		{"apps", "from a namespace of its own", election("concord-system", "x", 0), true, false, true, true},
-		{"concord-system", "its clock is behind", election("kube-system", "x", -time.Hour), true, false, true, true},
-		{"concord-system", "it has ended", election("kube-system", "", 0), true, false, false, false},
-		{"concord-system", "it was killed", election("kube-system", "x", time.Hour), false, false, false, false},
-		{"concord-system", "it may not be looked there", election("kube-system", "x", 0), true, true, false, false},
-		{"concord-system", "where others may write Leases", election("apps", "x", 0), true, false, false, false},
+		{"concord-system", "in the same namespace", leaseOf("concord-system", "x", 0), true, false, false, false},
+		{"concord-system", "in one that goes before it", leaseOf("kube-system", "x", 0), true, false, true, true},
+		{"kube-system", "in another one", leaseOf("concord-system", "x", 0), true, false, true, false},
+		{"apps", "from a namespace of its own", leaseOf("concord-system", "x", 0), true, false, true, true},
+		{"concord-system", "its clock is behind", leaseOf("kube-system", "x", -time.Hour), true, false, true, true},
+		{"concord-system", "it has ended", leaseOf("kube-system", "", 0), true, false, false, false},
+		{"concord-system", "it was killed", leaseOf("kube-system", "x", time.Hour), false, false, false, false},
+		{"concord-system", "it may not be looked there", leaseOf("kube-system", "x", 0), true, true, false, false},
+		{"concord-system", "where others may write Leases", leaseOf("apps", "x", 0), true, false, false, false},
 	} {
 		kube, clock := fake.NewClientset(tc.lease), testclock.NewFakeClock(now)
 		kube.PrependReactor("get", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
 			return tc.forbidden, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", errors.New("no right"))
 		})
-		r := (&controllers{kube: kube, config: Config{ElectionNamespace: tc.namespace, Clock: clock}}).newRivals()
+		r := New(Config{Kube: kube, Namespace: tc.namespace, Clock: clock}).newRivals()
 		for range 2 {
 			_ = r.none(t.Context(), false)
-			clock.Step(electionLease)
+			clock.Step(lasts)
 			if tc.renews {
-				tc.lease.Spec.RenewTime.Time = tc.lease.Spec.RenewTime.Add(electionRetry)
+				tc.lease.Spec.RenewTime.Time = tc.lease.Spec.RenewTime.Add(retry)
 				must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), tc.lease.DeepCopy(), tc.lease.Namespace))
 			}
 		}
@@ -74,9 +95,9 @@ func TestRivals(t *testing.T) {
 
 // Who finds another one elected does not run for election until that one ends; of two that are elected, one ends.
 func TestCampaignAlone(t *testing.T) {
-	rival := election(metav1.NamespaceSystem, "x", 0)
+	rival := leaseOf(metav1.NamespaceSystem, "x", 0)
 	kube := fake.NewClientset(rival)
-	c := &controllers{kube: kube, config: Config{ElectionNamespace: "concord-system", Instance: "y", Clock: testclock.NewFakeClock(now)}}
+	e := election(kube, "concord-system")
 	ctx, cancel := context.WithCancel(t.Context())
 	var elected bool
 	kube.PrependReactor("create", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -98,65 +119,65 @@ func TestCampaignAlone(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	if err := c.campaign(ctx); !elected || looked < 2 {
+	if err := e.Campaign(ctx); !elected || looked < 2 {
 		t.Errorf("elected: %v, after %d looks, %v", elected, looked, err)
 	}
 	rival.Spec.HolderIdentity = ptr.To("x")
 	must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), rival, rival.Namespace))
-	if err := c.leadAlone(t.Context(), c.newRivals()); !errors.Is(err, errRival) {
+	if err := e.leadAlone(t.Context(), e.newRivals()); !errors.Is(err, errRival) {
 		t.Errorf("beside another one it ends with %v", err)
 	}
 }
 
-// A process that lacks a right on the Lease of its election, whichever it is, is not ready, and says so until it has it.
+// A process that lacks a right on the Lease of its election, whichever it is, says so until it has it.
 func TestElectionForbidden(t *testing.T) {
 	for _, verb := range []string{"get", "create", "update"} {
 		kube, lacks := fake.NewClientset(), true
 		if verb == "update" {
-			kube = fake.NewClientset(election(metav1.NamespaceSystem, "", -time.Hour))
+			kube = fake.NewClientset(leaseOf(metav1.NamespaceSystem, "", -time.Hour))
 		}
 		kube.PrependReactor(verb, "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return lacks, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, electionLock, errors.New("no right to "+verb))
+			return lacks, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, lock, errors.New("no right to "+verb))
 		})
-		c := &controllers{kube: kube, config: Config{ElectionNamespace: metav1.NamespaceSystem, Instance: "y", Clock: testclock.NewFakeClock(now)}}
+		e := election(kube, metav1.NamespaceSystem)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- c.campaign(ctx) }()
+		go func() { ended <- e.Campaign(ctx) }()
 		err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
-			err := c.ready()
+			err := e.Forbidden()
 			return err != nil && strings.Contains(err.Error(), "no right to "+verb), nil
 		})
 		cancel()
 		if err != nil || <-ended != nil {
-			t.Errorf("without the right to %s: %v, it is ready: %v", verb, err, c.ready())
+			t.Errorf("without the right to %s: %v, it says %v", verb, err, e.Forbidden())
 		}
 		lacks = false
-		record, _, err := c.ballot.Get(t.Context())
+		record, _, err := e.ballot.Get(t.Context())
 		if apierrors.IsNotFound(err) {
-			err = c.ballot.Create(t.Context(), resourcelock.LeaderElectionRecord{})
+			err = e.ballot.Create(t.Context(), resourcelock.LeaderElectionRecord{})
 		} else if err == nil {
-			err = c.ballot.Update(t.Context(), *record)
+			err = e.ballot.Update(t.Context(), *record)
 		}
-		if err != nil || c.ready() != nil {
-			t.Errorf("with the right to %s: %v, %v", verb, err, c.ready())
+		if err != nil || e.Forbidden() != nil {
+			t.Errorf("with the right to %s: %v, %v", verb, err, e.Forbidden())
 		}
 	}
 }
 
-// TestElectedElsewhere: a process that was forbidden to write the Lease, and is not elected since another one is, is ready
-// once that can be: it writes nothing then.
+// TestElectedElsewhere: a process that was forbidden to write the Lease, and is not elected since another one is, says no more that
+// it cannot be: it writes nothing then.
 func TestElectedElsewhere(t *testing.T) {
-	lease := election(metav1.NamespaceSystem, "x", time.Hour)
+	lease := leaseOf(metav1.NamespaceSystem, "x", time.Hour)
 	kube := fake.NewClientset(lease)
-	c := &controllers{kube: kube}
-	c.ballot.Interface = &resourcelock.LeaseLock{
+	e := election(kube, lease.Namespace)
+	e.ballot.Interface = &resourcelock.LeaseLock{
 		LeaseMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.Name}, Client: kube.CoordinationV1(), LockConfig: resourcelock.ResourceLockConfig{Identity: "y"},
 	}
-	c.ballot.unwritten = errors.New("no right to update")
-	if c.ready() == nil {
-		t.Error("it is ready without a right")
+	e.ballot.unwritten = errors.New("no right to update")
+	if e.Forbidden() == nil {
+		t.Error("it says nothing without a right")
 	}
-	if _, _, err := c.ballot.Get(t.Context()); err != nil || c.ready() != nil {
-		t.Errorf("%v; with the Lease at another process it is not ready: %v", err, c.ready())
+	if _, _, err := e.ballot.Get(t.Context()); err != nil || e.Forbidden() != nil {
+		t.Errorf("%v; with the Lease at another process it says %v", err, e.Forbidden())
 	}
 }
