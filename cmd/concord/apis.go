@@ -14,7 +14,7 @@ func newAPIsCommand() *cobra.Command {
 	var features bool
 	cmd := &cobra.Command{
 		Use:   "apis",
-		Short: "Print which APIs a server of these versions serves, how it stores every resource, and its features",
+		Short: "Print the APIs, storage versions and features of a server with the given version flags",
 		Long: `Print the plan of "concord server" with the same flags, without starting anything: every
 version of every resource, whether it is served and why, and the version in which the
 resource is stored. With --features, print every feature instead, whether it is on and why.`,

@@ -35,10 +35,12 @@ func NewCensusCommand() *cobra.Command {
 
 It reads the etcd named by --etcd-servers, or the one embedded in the server that
 runs on --data-dir. If no server runs there, it reads a temporary copy of the data
-(in $TMPDIR) and changes nothing. Values that it cannot read are counted as
-"unknown" and their keys are named. With --verify it also decodes what it counts, as a
-server does before it answers, and names every value that does not decode with the reason.
-Encrypted values are counted as such and not decoded: no key is asked for.`,
+(in $TMPDIR) and changes nothing.
+
+Values whose encoding cannot be recognized are counted as "unknown", and their keys are
+printed. With --verify every value is also decoded, as a server does before it answers a
+request, and every value that cannot be decoded is printed with the reason. Encrypted values
+are counted by their key, but not decrypted: the command needs no encryption key.`,
 		Example: `  concord census
   concord census --verify
   concord census --etcd-servers https://127.0.0.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key -o json`,

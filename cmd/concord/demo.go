@@ -21,14 +21,14 @@ func newDemoCommand() *cobra.Command {
 	var keep bool
 	cmd := &cobra.Command{
 		Use:   "demo",
-		Short: "Upgrade three servers under load, move their stored objects, and prove the result",
+		Short: "Upgrade three servers under load, migrate their stored objects, and check the result",
 		Long: `Start an etcd and three servers on free ports of 127.0.0.1, load objects, and keep
 writing through all servers. Then roll the servers to the next release, move a custom
-resource to another storage version, kill a server and pause another for longer than
-its Lease. At the end everything is read back and counted in raw etcd.
+resource to another storage version, kill a server, and pause another one for longer
+than its Lease. At the end read everything back and count it in raw etcd.
 
-It exits with 1 unless everything was as it must be, and takes away every process and
-file that it made.`,
+The command exits with 1 if anything is wrong. It stops every process that it started
+and removes every file that it made.`,
 		Example: `  concord demo
   concord demo --objects 500 -o json
   concord demo --keep`,

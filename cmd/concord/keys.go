@@ -12,8 +12,8 @@ func newKeysCommand() *cobra.Command {
 	var o censusOptions
 	cmd := &cobra.Command{
 		Use:   "keys [KEY...]",
-		Short: "Say which encryption keys stored values need, and which are safe to remove",
-		Long:  "Say which encryption keys stored values need, and which are safe to remove.\n\n" + rawetcd.AboutKeys,
+		Short: "Show which encryption keys stored values need, and which can be removed safely",
+		Long:  "Show which encryption keys stored values need, and which can be removed safely.\n\n" + rawetcd.AboutKeys,
 		Example: `  concord keys
   concord keys aescbc:v1:key1 && echo "key1 can go"`,
 		SilenceUsage:  true,

@@ -20,7 +20,7 @@ func main() { program.Main("concord", newCommand()) }
 func newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "concord",
-		Short:         "A highly available, Kubernetes-style API server whose stored data migrates by itself",
+		Short:         "Kubernetes API servers that migrate their stored objects between API versions by themselves",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

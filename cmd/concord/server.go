@@ -14,8 +14,8 @@ func newServerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "server",
 		Short: "Run one API server, with an embedded etcd unless --etcd-servers names one",
-		Long: `Run one API server. Without --etcd-servers it starts an etcd in the data directory,
-which further servers join: concord server --etcd-servers unix:///<data-dir>/etcd.sock
+		Long: `Run one API server. Without --etcd-servers it starts an etcd in the data directory. Further
+servers use that etcd: concord server --etcd-servers unix:///<data-dir>/etcd.sock
 --cert-dir <data-dir>/pki --data-dir <another> --secure-port <another>.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

@@ -15,7 +15,7 @@ func newVersionCommand() *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "version",
-		Short: "Print which Concord this is, and which Kubernetes release it stands for",
+		Short: "Print the version of Concord and of the Kubernetes release that it contains",
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			text, err := versionText(output)

@@ -43,15 +43,18 @@ func NewCommand(name string) *cobra.Command {
 	o := options{}
 	cmd := &cobra.Command{
 		Use:   name,
-		Short: "Migrate stored objects in a cluster whose kube-apiservers stay as they are",
-		Long: `Migrate stored objects in a cluster whose kube-apiservers stay as they are. Every
-kube-apiserver is asked in which version it stores each resource. Where that has changed,
-and all of them agree, the objects are written anew by empty patches; more empty patches,
-through every kube-apiserver, prove that nothing else is stored; and after a while the
-old version is taken out of status.storedVersions of a CustomResourceDefinition.
+		Short: "Migrate stored objects in a cluster with stock kube-apiservers",
+		Long: `Migrate stored objects in a cluster with stock kube-apiservers.
 
-Several may run: one is elected. Where Concord servers run, everything is left to them.
-docs/stock.md says what it may do and what it cannot know.`,
+The controllers ask every kube-apiserver in which version it stores each resource. When the
+storage version of a resource has changed and all kube-apiservers agree on the new one, they
+rewrite its objects by empty patches. More empty patches, sent through every kube-apiserver,
+prove that no object is left in another version. After a hold time they remove the old version
+from status.storedVersions of the CustomResourceDefinition.
+
+Several replicas may run; one of them is elected. In a cluster of Concord servers the
+controllers do nothing and leave everything to the servers. docs/stock.md describes what the
+controllers do and the limits of what they can know.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			config, err := o.complete()

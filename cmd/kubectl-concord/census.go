@@ -29,14 +29,15 @@ func newCensusCommand(p *plugin) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "census RESOURCE... | --all | --etcd-servers URL,...",
 		Short: "Count stored objects by encoding, from raw etcd",
-		Long: `Count the stored objects of resources by encoding, from raw etcd. It reads every value, which
-takes a while for many objects.
+		Long: `Count the stored objects of resources by encoding, from raw etcd. Every value is read, so that
+counting many objects takes a while.
 
-A server of Concord counts, if only cluster admins ask it to. With --etcd-servers the etcd of
-any cluster is read, of stock servers too, and no API server is asked: the permission to read
-what is under --etcd-prefix is enough, and nothing is written. Encrypted values are counted as
-such: no key is asked for. An etcd knows no short names: a RESOURCE of which nothing is stored
-is an error there.`,
+Without --etcd-servers a Concord server counts; only cluster admins may ask it to. With
+--etcd-servers the command reads the etcd of any cluster itself, also that of stock
+kube-apiservers. It then needs nothing but permission to read the keys under --etcd-prefix,
+and writes nothing. Encrypted values are counted by their key, without decrypting them. In
+this mode RESOURCE has to be a full name such as deployments.apps, and it is an error if
+nothing is stored under that name.`,
 		Example: `  kubectl concord census widgets.example.com
   kubectl concord census --all -o json
   kubectl concord census --etcd-servers https://127.0.0.1:2379 --etcd-cafile ca.crt --etcd-certfile c.crt --etcd-keyfile c.key`,
@@ -194,10 +195,10 @@ func newKeysCommand(p *plugin) *cobra.Command {
 	var etcd rawetcd.Options
 	cmd := &cobra.Command{
 		Use:   "keys | keys --etcd-servers URL,... [KEY...]",
-		Short: "Say which encryption keys stored objects need",
-		Long: `Say which encryption keys stored objects need: without --etcd-servers by what the StorageStates
-remember, with it by the values themselves. Before a key is destroyed prove with
---etcd-servers that no value has it.
+		Short: "Show which encryption keys stored objects need",
+		Long: `Show which encryption keys stored objects need. Without --etcd-servers the answer comes from
+the StorageStates, with --etcd-servers from the stored values themselves. Before you destroy a
+key, use --etcd-servers to make sure that no value needs it.
 
 ` + rawetcd.AboutKeys,
 		Example: `  kubectl concord keys

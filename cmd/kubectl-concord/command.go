@@ -47,10 +47,10 @@ func newCommand() *cobra.Command {
 	root := newStatusCommand(p)
 	root.Use = "kubectl-concord"
 	root.Args = nil // as cobra does it, with the commands that are spelled alike
-	root.Short = "See and steer how a cluster's stored objects move between API versions"
-	root.Long = `See and steer how a cluster's stored objects move between API versions.
+	root.Short = "Watch and control the migration of stored objects between API versions"
+	root.Long = `Watch and control the migration of stored objects between API versions.
 
-Without a command it prints the status: ` + statusHelp
+Without a command it shows the state of the cluster on one screen. ` + statusHelp
 	root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: asTyped}
 	root.Version = build.This().String()
 	root.SilenceUsage, root.SilenceErrors = true, true
@@ -121,25 +121,26 @@ func newStatusCommand(p *plugin) *cobra.Command {
 	var watch bool
 	cmd := &cobra.Command{
 		Use:   "status",
-		Short: "Print on one screen how the cluster is, what is not well first",
-		Long:  "Print on one screen how the cluster is: " + statusHelp,
+		Short: "Show the state of servers, agreement and migrations, problems first",
+		Long:  "Show the state of the cluster on one screen. " + statusHelp,
 		Args:  cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.status(cmd.Context(), cmd.OutOrStdout(), o.output, watch)
 		},
 	}
 	o.add(cmd)
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on, and print it anew whenever it changes")
+	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "keep running, and print the state again whenever it changes")
 	return cmd
 }
 
-const statusHelp = `its servers and their releases, what they agree
-on, what moves and how fast, what waits and why, and what failed, with the first names.
-What is not well comes first, with what to do about it.
+const statusHelp = `Problems come first, each with
+what to do about it and the first objects concerned. Then follow the migrations with their
+progress, rate and time left, and the servers with their releases.
 
-MIN in the table of servers is the min compatibility version: the oldest release that reads
-what the server stores. It exits with 0 if the cluster could be read, however it is, and
-else with 1.`
+The column MIN is the min compatibility version of a server: the oldest release that can read
+what the server stores.
+
+Exit codes: 0 if the state could be read, whatever it is, 1 if not.`
 
 // outputOptions say how to print.
 type outputOptions struct{ output string }

@@ -25,13 +25,13 @@ func newDashboardCommand(p *plugin) *cobra.Command {
 	var port uint16
 	cmd := &cobra.Command{
 		Use:   "dashboard",
-		Short: "Serve a page that shows the status live, on this machine only",
-		Long: `Serve a page that shows the status live: how each server stores each resource, what is not
-well, migrations, what happened lately, and whether the releases before and after this one
-could read what is stored. It changes nothing.
+		Short: "Serve a live status page, on this machine only",
+		Long: `Serve a live status page. It shows how each server stores each resource, problems, migrations,
+recent events, and whether the releases before and after this one could read the stored
+objects. The page changes nothing.
 
-It is served on the loopback, with your credentials, until the command is interrupted. Its URL
-has a token in it: who does not know it, such as other users of this machine, sees nothing.`,
+It is served on the loopback interface, with your credentials, until you interrupt the command.
+Its URL contains a token, so that other users of this machine cannot open it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return p.dashboard(cmd.Context(), cmd.OutOrStdout(), port)

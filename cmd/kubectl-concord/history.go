@@ -23,10 +23,10 @@ func newHistoryCommand(p *plugin) *cobra.Command {
 	var o outputOptions
 	cmd := &cobra.Command{
 		Use:   "history RESOURCE",
-		Short: "Print the last migrations of a resource that have ended",
-		Long: fmt.Sprintf(`Print the last migrations of a resource that have ended, the newest first: when, from which
-encodings to which, how many objects, how long, who asked for it, and what failed. The last
-%d of a resource are remembered, on its StorageState.`, migrationv1alpha1.MaxHistory),
+		Short: "Show the latest finished migrations of a resource",
+		Long: fmt.Sprintf(`Show the latest finished migrations of a resource, the newest first: when each one ended, from
+and to which encodings it migrated, the number of objects, the duration, who asked for it, and
+what failed. The StorageState of a resource keeps the last %d.`, migrationv1alpha1.MaxHistory),
 		Example: "  kubectl concord history widgets.example.com",
 		Args:    exactly("RESOURCE"),
 		RunE: func(cmd *cobra.Command, args []string) error {

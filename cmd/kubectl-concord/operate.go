@@ -70,21 +70,20 @@ func rateOf(text string) (int64, error) {
 }
 
 func newPauseCommand(p *plugin) *cobra.Command {
-	return p.changing("pause", "Let the migrations of resources rest; they keep their place", paused(true))
+	return p.changing("pause", "Pause the migrations of resources; they keep their progress", paused(true))
 }
 
 func newResumeCommand(p *plugin) *cobra.Command {
-	return p.changing("resume", "Let paused migrations go on where they were", paused(false))
+	return p.changing("resume", "Resume paused migrations where they stopped", paused(false))
 }
 
 func newCancelCommand(p *plugin) *cobra.Command {
-	cmd := p.changing("cancel", "Take back migrations that were asked for; what is migrated stays so", change{done: "cancelled", remove: true})
-	cmd.Long = `Take back migrations that were asked for, by "kubectl concord migrate" or otherwise. Objects
-that are migrated stay so.
+	cmd := p.changing("cancel", "Cancel migrations that users asked for; migrated objects stay migrated", change{done: "cancelled", remove: true})
+	cmd.Long = `Cancel migrations that users asked for, with "kubectl concord migrate" or otherwise. Objects
+that are already migrated stay migrated.
 
-A migration that Concord has made by itself, because objects are not in the version that all
-servers agree on, would be made again at once: it stays, and the others of the resource are taken
-back. Pause that one instead.`
+Migrations that Concord created itself, because objects are not in the version that all servers
+agree on, are left alone: Concord would create them again at once. Pause them instead.`
 	return cmd
 }
 
@@ -118,7 +117,7 @@ func newThrottleCommand(p *plugin) *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "throttle RESOURCE RATE",
-		Short: "Bound how many objects per second the migrations of a resource write, while they run",
+		Short: "Limit the objects per second that the running migrations of a resource write",
 		Example: `  kubectl concord throttle widgets.example.com 200
   kubectl concord throttle widgets.example.com none`,
 		Args: exactly("RESOURCE", "RATE"),
@@ -262,11 +261,11 @@ func gone(err error, what string) error {
 }
 
 func newHoldCommand(p *plugin) *cobra.Command {
-	return p.holding("hold", "Postpone the cut-over of a custom resource: its storedVersions are not pruned", `"true"`)
+	return p.holding("hold", "Postpone the cut-over of a custom resource: do not prune its storedVersions", `"true"`)
 }
 
 func newReleaseCommand(p *plugin) *cobra.Command {
-	return p.holding("release", "Let a cut-over go that was on hold", "null")
+	return p.holding("release", "Release a cut-over from hold", "null")
 }
 
 // holding returns a command that sets the annotation concord.dev/hold.
@@ -276,9 +275,9 @@ func (p *plugin) holding(verb, short, value string) *cobra.Command {
 		Use: verb + " CRD...", Short: short, Args: some("CRD"),
 		Long: short + `.
 
-Objects are migrated all the same; only status.storedVersions of the CustomResourceDefinition
-keeps the older version, so that the API server refuses to take it out of spec.versions. The
-hold is the annotation ` + migrationv1alpha1.HoldAnnotation + `: "true" on the CustomResourceDefinition.`,
+A hold does not stop the migration of objects. It only keeps the old version in
+status.storedVersions of the CustomResourceDefinition, so that the API server refuses to remove
+it from spec.versions. The hold is the annotation ` + migrationv1alpha1.HoldAnnotation + `: "true" on the CustomResourceDefinition.`,
 		Example: "  kubectl concord " + verb + " widgets.example.com",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.hold(cmd.Context(), cmd.OutOrStdout(), args, verb, value, dryRun)

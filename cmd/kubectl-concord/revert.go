@@ -33,18 +33,18 @@ func newRevertCommand(p *plugin) *cobra.Command {
 	var o revertOptions
 	cmd := &cobra.Command{
 		Use:   "revert CRD",
-		Short: "Store a custom resource in the version before again, and migrate its objects back",
-		Long: `Store a custom resource in the version before again, and migrate its objects back. It shows
-what it will do; with --yes it does it, and waits until every object is in that version and
-status.storedVersions says so.
+		Short: "Go back to the previous storage version of a custom resource, and migrate its objects back",
+		Long: `Go back to the previous storage version of a custom resource, and migrate its objects back.
+Without --yes the command only shows what it would do. With --yes it does it, and waits until
+every object is stored in that version and status.storedVersions names no other.
 
-The version before is the one that servers wrote last before the present one, as far as that
-is remembered; --to names another one. It must still be among the definition's versions. What the newer version has and
-the older one cannot express is lost in conversion, as your webhook, or pruning, does it:
-nobody can tell that beforehand.
+The previous version is the last one that servers wrote before the current one, if that is
+known; --to names another one. It must still be in spec.versions of the CustomResourceDefinition.
+Fields that only the newer version has are lost when your conversion webhook, or pruning, removes
+them; the command cannot know this beforehand.
 
-It exits with 0 when it is done or was only shown, with 2 if objects cannot be migrated or
-servers do not follow, and with 1 on an error.`,
+Exit codes: 0 if it is done or was only shown, 2 if objects cannot be migrated or servers do not
+follow the change, 1 on an error.`,
 		Example: `  kubectl concord revert widgets.example.com
   kubectl concord revert widgets.example.com --yes`,
 		Args: exactly("CRD"),
@@ -52,7 +52,7 @@ servers do not follow, and with 1 on an error.`,
 			return p.revert(cmd.Context(), cmd.OutOrStdout(), args[0], o)
 		},
 	}
-	cmd.Flags().StringVar(&o.to, "to", "", "the version to go back to (default the one that was written before)")
+	cmd.Flags().StringVar(&o.to, "to", "", "the version to go back to (default the previous storage version)")
 	cmd.Flags().BoolVar(&o.yes, "yes", false, "do it")
 	return cmd
 }

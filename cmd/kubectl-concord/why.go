@@ -20,18 +20,18 @@ func newWhyCommand(p *plugin) *cobra.Command {
 	var count bool
 	cmd := &cobra.Command{
 		Use:   "why RESOURCE|CRD",
-		Short: "Say what keeps the objects of a resource from being in one version, and what to do",
-		Long: `Say what keeps the objects of a resource from being in one version, and so a version from
-being taken out of a CustomResourceDefinition, or a release from being left behind: servers
-that disagree, and which; the Lease of a dead server, or of one without Concord; a migration
-that is paused, waits or has stalled; a cut-over on hold; a webhook that is down; objects that
-cannot be migrated, by name. Each with what to do about it.
+		Short: "Explain why objects of a resource are not in one version yet, and what to do about it",
+		Long: `Explain why the objects of a resource are not in one version yet, so that an old version cannot
+be removed from its CustomResourceDefinition, or an old release cannot be left behind. Possible
+reasons are servers that disagree, the Lease of a dead server or of a server without Concord, a
+migration that is paused, waits or has stalled, a cut-over on hold, a webhook that is down, and
+objects that cannot be migrated. Each reason comes with what to do about it.
 
-A server counts the stored objects by version for it, from raw etcd, which takes a while for
-many objects, and only cluster admins may ask for it; --count=false goes by what is remembered
-of the stored set.
+By default a Concord server counts the stored objects by version, from raw etcd. This takes a
+while for many objects, and only cluster admins may ask for it. With --count=false the answer
+comes from the stored set in the StorageState.
 
-It exits with 0 if nothing blocks, with 2 if something does, and with 1 on an error.`,
+Exit codes: 0 if nothing is in the way, 2 if something is, 1 on an error.`,
 		Example: `  kubectl concord why widgets.example.com
   kubectl concord why secrets --count=false`,
 		Args: exactly("RESOURCE"),

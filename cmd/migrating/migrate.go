@@ -44,27 +44,27 @@ func NewCommand(program string, config func() (*rest.Config, error)) *cobra.Comm
 	o := migrateOptions{config: config}
 	cmd := &cobra.Command{
 		Use:   "migrate RESOURCE... | --all",
-		Short: "Have stored objects rewritten in the encoding that all servers agree on, and wait for it",
-		Long: `Have the stored objects of resources rewritten in the encoding that all servers agree
-on, and show how far that is until it ends. Concord does by itself what is needed after
-an upgrade or a change of a CustomResourceDefinition; this is for whoever wants to see
-it done, or done at a pace of their choice.
+		Short: "Migrate stored objects to the encoding that all servers agree on, and wait for the end",
+		Long: `Migrate the stored objects of resources to the encoding that all servers agree on, and
+show the progress until the end. Concord starts the migrations that are needed after an
+upgrade or a change of a CustomResourceDefinition by itself. Use this command to start one
+yourself, or with a rate of your choice.
 
-With --dry-run nothing is changed: it prints how many objects, and bytes, are stored in
-which encoding, and how long it should take. For that a server reads every stored
-value of the resources once. The expected time goes by the speed of the last rewrite
-of the server that was asked, and where it has done none, by an assumed one of
-` + fmt.Sprint(assumedPerSecond) + ` objects per second, which the output says. Of a resource that this server does
-not store, as that of an aggregated API, only the objects are counted, if it can list
-them: what is not known is a dash in the table and null in JSON.
+With --dry-run nothing is changed: the command prints the number and size of the stored
+objects by encoding, and the expected duration. For that a server reads every stored value
+of the resources once. The duration is estimated from the last migration of that server or,
+if there was none, from an assumed rate of
+` + fmt.Sprint(assumedPerSecond) + ` objects per second, which the output mentions. For a resource that this server does
+not store, such as that of an aggregated API, only the objects are counted, if the server can
+list them. Unknown values are a dash in the table and null in JSON.
 
-RESOURCE is a name as kubectl takes it: configmaps, cm, widgets.example.com. What no server
-serves, as after a rollback, is not migrated; --all leaves it out. When this
-command is interrupted the migrations go on in the servers.
+RESOURCE is a name as in kubectl: configmaps, cm, widgets.example.com. A resource that no
+server serves, for example after a rollback, cannot be migrated; --all leaves it out. If you
+interrupt the command, the migrations go on in the servers.
 
-It exits with 0 if everything is migrated (or with --dry-run was counted), with 2 if a
-migration failed or was deleted, or objects could not be migrated, and with 1 if it
-could not ask for the migrations or see them through.`,
+Exit codes: 0 if everything is migrated (or counted, with --dry-run), 2 if a migration failed
+or was deleted, or if objects could not be migrated, 1 if the command could not start the
+migrations or follow them to the end.`,
 		Example: strings.ReplaceAll(`  PROGRAM migrate widgets.example.com
   PROGRAM migrate --all --dry-run
   PROGRAM migrate secrets --max-added-latency 0s`, "PROGRAM", program),

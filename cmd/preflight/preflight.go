@@ -74,29 +74,34 @@ func NewCommand(config Config) *cobra.Command {
 	o := options{Config: config}
 	cmd := &cobra.Command{
 		Use:   "preflight",
-		Short: "Tell beforehand whether an upgrade, a rollback or a change of a CRD leaves every stored object readable",
-		Long: `Tell beforehand whether every stored object stays readable: if a server of another release
-is started (--to, --back-to), or one of this release at other versions (--emulation-version,
---min-compatibility-version); if a CustomResourceDefinition is applied (--crd, --chart) or
-deleted (--uninstall-crd). These three may be repeated: all are judged, in this order, as if they
-were applied one after the other. Nothing is changed.
+		Short: "Check whether every stored object stays readable after an upgrade, a rollback or a change of a CRD",
+		Long: `Check whether every stored object stays readable after a change, without changing anything.
+The change is one of these:
 
-What may be stored is read from a live cluster: its StorageStates, what migrations failed at,
-and a census of raw values that a server takes for cluster admins. It decodes every value, which
-takes a while for many objects; --count=false leaves it out, and how many resources were not
-counted is told.` + etcdHelp(config) + ` Raw values go before what is remembered.
+  --to, --back-to                                    servers of another release
+  --emulation-version, --min-compatibility-version   servers of this release at other versions
+  --crd, --chart, --uninstall-crd                    CustomResourceDefinitions applied or deleted
 
-Objects are also looked for that stay readable, and that the server would not take when they
-are written anew: CEL expressions with functions that it does not have, and
-names of Services. They are named, and do not change the answer.
+The last three may be repeated. They are checked in this order, as if they were applied one
+after the other.
 
---chart reads the files in crds/, and those in templates/ that are, but for lines of
-directives around a definition or in its metadata, plain CustomResourceDefinitions. Of a chart
-with others, or with packed subcharts, nothing is judged; it has to be rendered first:
-helm template --include-crds DIR | ` + config.Program + ` preflight --crd -
+The stored encodings are read from a live cluster: from its StorageStates, from the failures of
+migrations, and from a census of raw values, which a server takes for cluster admins. The census
+decodes every value, which takes a while for many objects. With --count=false there is no
+census, and the output says how many resources were not counted.` + etcdHelp(config) + ` Raw values
+take precedence over StorageStates.
 
-The answer is safe, unsafe, or that nobody could tell, with the reason, the first objects and
-what to do: exit codes 0, 2 and 1, and 1 on an error. -o junit and -o sarif are for CI.`,
+The command also looks for objects that stay readable but that the server would refuse when
+they are written again, because of CEL expressions with functions that it lacks, or of names of
+Services. These objects are listed, but do not change the answer.
+
+--chart reads the files in crds/, and those files in templates/ that contain plain
+CustomResourceDefinitions; template directives may only stand around a definition or in its
+metadata. A chart with other templates of CustomResourceDefinitions, or with packed subcharts,
+is not checked. Render it first: helm template --include-crds DIR | ` + config.Program + ` preflight --crd -
+
+The answer is safe (exit code 0), unsafe (2) or unknown (1), with the reason, the first objects
+and what to do. Errors exit with 1, too. -o junit and -o sarif are for CI.`,
 		Example: strings.ReplaceAll(`  PROGRAM preflight --to 1.38
   PROGRAM preflight --back-to 1.35 -o json
   PROGRAM preflight --emulation-version 1.36 --min-compatibility-version 1.35
@@ -134,9 +139,9 @@ func etcdHelp(config Config) string {
 	if config.Etcd == nil {
 		return ""
 	}
-	return ` Or from an etcd (--etcd-servers, or --data-dir of a server that runs or is
-stopped), where all raw values are read; without any of these flags and $KUBECONFIG it is the
-etcd in ./.concord.`
+	return ` Or all raw values are
+read from an etcd: that of --etcd-servers, or that of a running or stopped server in --data-dir.
+Without any of these flags and without $KUBECONFIG it is the etcd in ./.concord.`
 }
 
 func (o *options) validate() error {

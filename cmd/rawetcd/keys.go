@@ -16,22 +16,22 @@ import (
 )
 
 // AboutKeys is the long help of the commands that print keys.
-const AboutKeys = `It counts the values in raw etcd by the key that each says it was encrypted with, at one
-revision, and reads with which keys servers report to encrypt at that revision. A key is
-safe to remove from --encryption-provider-config when no value has it and no server
-encrypts with it: a server cannot write what it does not report. That holds as long as no
-server is started, or loads a configuration, with that key in the first place. A backup of etcd
-that was made before needs the key still: keep it for as long as such backups are kept.
+const AboutKeys = `The command counts the values in raw etcd by encryption key, and reads the keys that the
+servers report to encrypt with, both at one revision of etcd. A key can be removed from
+--encryption-provider-config safely when no value is encrypted with it and no server encrypts
+with it, since a server cannot write with a key that it does not report. This stays true until
+a server is started, or reloads its configuration, with that key in first place. Backups of
+etcd that were made earlier still need the key: keep it for as long as you keep them.
 
 Keys are named <provider>:<version>:<name>; "identity" stands for values that are not
-encrypted. Of a KMS plugin each key that it uses, or used, is listed as
-kms:v2:<plugin>:<fingerprint>, with the first 16 digits of the SHA-256 of the key's ID
-(printf %s ID | sha256sum): one that is safe to remove can be destroyed in the KMS. The
-name kms:v2:<plugin> stands for all of them. A plugin of KMS v1 does not tell its keys,
-and is one key, kms:v1:<plugin>.
+encrypted. The keys of a KMS v2 plugin are listed one by one as
+kms:v2:<plugin>:<fingerprint>, where the fingerprint is the first 16 hex digits of the SHA-256
+of the key's ID (printf %s ID | sha256sum). Such a key can be destroyed in the KMS when it can
+be removed safely. The name kms:v2:<plugin> stands for all keys of the plugin. A KMS v1 plugin
+does not name its keys and counts as one key, kms:v1:<plugin>.
 
-It exits with 0, with 2 if a KEY that was given is not safe to remove, and with 1 if that
-cannot be found out.`
+Exit codes: 0 on success, 2 if a given KEY cannot be removed safely, 1 if that cannot be
+determined.`
 
 // keysAttempts is how often the keys are counted anew because the revision was compacted.
 const keysAttempts = 5

@@ -49,11 +49,11 @@ func NewCommand() *cobra.Command {
 	utilruntime.Must(err)
 	cmd := &cobra.Command{
 		Use:   "kube-apiserver",
-		Short: "Run kube-apiserver, in place of the stock one of a Kubernetes control plane",
-		Long: `Run the kube-apiserver of Kubernetes, with all its flags and defaults. Besides, it reports in
-which version it stores every resource, lets no write in before that is known, and migrates
-stored objects when all API servers of the cluster agree. Put it into the static pod of a
-control plane in place of the stock image (docs/kubeadm.md).`,
+		Short: "Run kube-apiserver with Concord, in place of the stock one of a control plane",
+		Long: `Run the kube-apiserver of Kubernetes with all its flags and defaults. In addition, the server
+reports in which version it stores every resource, accepts no write before that report is
+known, and migrates stored objects when all API servers of the cluster agree. To use it,
+replace the stock image in the static pod of the control plane (docs/kubeadm.md).`,
 		SilenceUsage: true,
 		Args:         cobra.NoArgs,
 		PersistentPreRunE: func(*cobra.Command, []string) error {
