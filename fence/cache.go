@@ -13,18 +13,17 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// watchCache is a watch cache with the store that fills it. Stores of a custom resource hand it on:
-// when only the storage version of a CRD changes, the new store of each served version would
-// list and decode the same objects into the same cache again, and all watches would begin anew.
-// The cache of the store before goes on instead. The difference between the two stores is in their
-// writes, and a cache writes nothing.
+// watchCache is a watch cache together with the store that fills it. Stores of a custom resource pass it on. When only
+// the storage version of a CRD changes, a new cache would list and decode the same objects again, and all watches
+// would restart; the cache of the previous store continues instead. The two stores differ only in how they write, and
+// a cache writes nothing.
 type watchCache struct {
 	cacher *cacher.Cacher
 	from   *filling
 	use    *use
 }
 
-// fill builds a watch cache that a store fills, which has to stay open meanwhile.
+// fill builds a watch cache and fills it from a store. The store has to stay open as long as the cache runs.
 func fill(raw storage.Interface, open *use, config cacher.Config, ended func()) (*watchCache, error) {
 	from := &filling{Interface: raw}
 	config.Storage = from
@@ -40,7 +39,7 @@ func fill(raw storage.Interface, open *use, config cacher.Config, ended func()) 
 	})}, nil
 }
 
-// serve has the cache answer for a store, for one of its users, who calls stop in the end.
+// serve makes the cache answer reads of a store for one user, who calls stop at the end.
 func (c *watchCache) serve(raw storage.Interface) (s storage.Interface, stop func()) {
 	delegator := cacher.NewCacheDelegator(c.cacher, raw)
 	return &explained{delegator, c.from}, func() {
@@ -80,7 +79,7 @@ func (u *use) end() {
 	}
 }
 
-// reading is all that the contents of a custom resource's watch cache depend on, besides etcd.
+// reading describes everything, besides etcd, that determines the contents of a custom resource's watch cache.
 type reading struct {
 	gr          schema.GroupResource
 	served      string
@@ -90,8 +89,8 @@ type reading struct {
 	decoding    []any
 }
 
-// readingOf describes how a store reads. It is not known for codecs other than those that
-// apiextensions makes of a CRD.
+// readingOf describes how a store reads. known is false for codecs other than those that apiextensions makes for a
+// CRD.
 func readingOf(s Store, config cacher.Config) (r reading, known bool) {
 	_, fields, err := config.GetAttrsFunc(config.NewFunc())
 	decoding := decodingOf(s.Codec)
@@ -109,10 +108,10 @@ func (r reading) same(o reading) bool {
 		slices.Equal(r.fields, o.fields) && reflect.DeepEqual(r.decoding, o.decoding)
 }
 
-// decodingOf returns the parts of a codec that decode: a codec of apimachinery's package versioning
-// keeps them apart from the version that it encodes to, but does not tell them. For a CRD the
-// parts are its schemas, its versions and their conversions; those that call a webhook have functions
-// among them, and are never equal. It is nil for a codec that is built otherwise.
+// decodingOf returns the decoding parts of a codec of apimachinery's package versioning, which keeps them in private
+// fields, apart from the version that it encodes to. For a CRD these parts are its schemas, its versions and their
+// conversions. Conversions that call a webhook contain functions and are never equal. The result is nil for any other
+// codec.
 func decodingOf(c runtime.Codec) []any {
 	v := reflect.ValueOf(c)
 	if v.Kind() != reflect.Pointer || v.Elem().Kind() != reflect.Struct {
@@ -140,7 +139,7 @@ type readCache struct {
 	*watchCache
 }
 
-// find returns a cache for a store that reads as another one does, as one of the cache's users.
+// find returns a cache whose contents fit a store that reads in this way, and counts the store as one of its users.
 func (c *watchCaches) find(r reading) (*watchCache, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -27,9 +27,9 @@ import (
 )
 
 const (
-	// keepaliveTime is the least that gRPC allows. One member of an etcd that hangs takes its
-	// share of all requests until it is found out, and as many calls as a write needs hardly
-	// any gets through meanwhile. kube-apiserver waits for 30 s.
+	// keepaliveTime is the shortest time that gRPC allows. A member of etcd that hangs still receives its share of all
+	// requests until it is detected, and a write needs so many calls that hardly any succeeds in that time.
+	// kube-apiserver waits for 30 s.
 	keepaliveTime    = 10 * time.Second
 	keepaliveTimeout = 10 * time.Second
 	// dialTimeout leaves time for TLS handshakes on a loaded machine.
@@ -38,7 +38,7 @@ const (
 	probeInterval = 200 * time.Millisecond
 	// sayInterval is the time between lines that say what Dial waits for.
 	sayInterval = 5 * time.Second
-	// firstSaid is when it says so for the first time.
+	// firstSaid is how long the first answer may take before that is logged for the first time.
 	firstSaid = time.Second
 )
 
@@ -50,17 +50,17 @@ var reconnect = grpc.ConnectParams{
 	MinConnectTimeout: 5 * time.Second,
 }
 
-// How much etcd may send of one answer or watch, and of all together, before this process
-// has taken any of it, in bytes. By default that is so little that a page of objects comes in
-// many pieces, each of which a process that is busy decoding a watch's events takes 10 ms to
-// notice: the scheduler looks at the network only when nothing else is to be done.
+// streamWindow and connWindow limit, in bytes, how much etcd may send of one answer or watch, and of all together,
+// before this process has read any of it. gRPC's default is so small that a page of objects arrives in many pieces. A
+// process that is busy decoding watch events takes 10 ms to notice each piece, because Go's scheduler polls the
+// network only when there is nothing else to do.
 const streamWindow, connWindow = 4 << 20, 16 << 20
 
 var (
-	// ErrServerCertificate says that etcd's certificate is not of the trusted CA, or not
-	// for the endpoint.
+	// ErrServerCertificate says that etcd's certificate is not signed by the trusted CA, or is not valid for the
+	// endpoint.
 	ErrServerCertificate = errors.New("etcd's certificate is refused")
-	// ErrClientCertificate says that etcd refuses the client's certificate, or misses one.
+	// ErrClientCertificate says that etcd refuses the client's certificate, or requires one that was not given.
 	ErrClientCertificate = errors.New("etcd refuses the client's certificate")
 )
 
@@ -131,8 +131,8 @@ func throughEgress(config *clientv3.Config, t storagebackend.TransportConfig) er
 	return nil
 }
 
-// answers waits for the first answer, and says what it waits for. It asks below the
-// client, which would wait for a connection until ctx ends and not tell why there is none.
+// answers waits for the first answer of etcd and logs what it waits for. It asks below the client, because the client
+// would wait for a connection until ctx ends without saying why there is none.
 func answers(ctx context.Context, client *clientv3.Client, endpoints []string) error {
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -165,8 +165,8 @@ func answers(ctx context.Context, client *clientv3.Client, endpoints []string) e
 	return err
 }
 
-// explain tells certificates that are refused, which is for good, from errors that may pass. gRPC
-// hands on nothing but the text.
+// explain distinguishes refused certificates, which is permanent, from errors that may pass. gRPC passes on nothing
+// but the text of an error.
 func explain(message string) error {
 	reason := errors.New(message)
 	switch {

@@ -15,13 +15,11 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// lazyCache is a store whose watch cache is built when something is first read that a
-// cache answers, or an object is first updated, which begins from the cached object. A custom
-// resource has a store, and so a cache, for each served version; every one of them decodes every
-// write of the resource, and most are never used.
+// lazyCache is a store that builds its watch cache at the first read that a cache can answer, or at the first update
+// of an object, because updates start from the cached object. A custom resource has a store, and so a cache, for each
+// served version. Each of them decodes every write of the resource, and most are never used.
 //
-// Until then it behaves as the delegator of a cache that is empty: requests that need no
-// cache go to etcd.
+// Until then lazyCache behaves as a store with an empty cache: requests that need no cache go to etcd.
 type lazyCache struct {
 	storage.Interface // without the cache
 	gr                schema.GroupResource

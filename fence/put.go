@@ -30,7 +30,7 @@ type fencedClient struct {
 	versions *storageVersions
 	gr       schema.GroupResource
 	enc      agree.Encoding
-	// stamped says that the values tell what they are encrypted with.
+	// stamped says that the values carry the key with which they are encrypted.
 	stamped bool
 }
 
@@ -94,14 +94,15 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 	return kubernetes.PutResponse{}, storageversion.Unavailable(c.gr, "storage version of %s changed %d times during one write", c.gr, maxAttempts)
 }
 
-// attempt is what one transaction found: of the object, and where it failed the StorageVersion, nil if there is none.
+// attempt is the result of one transaction: the object, and the StorageVersion if its compare failed (nil if there is
+// none).
 type attempt struct {
 	kubernetes.PutResponse
 	fence *mvccpb.KeyValue
 }
 
-// counts says that the object was written, or changed while the permission stands. As long as that does
-// not, nothing that was found of the object may reach the caller.
+// counts reports whether the object was written, or had changed while the permission to write stood. If the permission
+// did not stand, nothing that the transaction found about the object may reach the caller.
 func (a attempt) counts(fenceRevision int64) bool {
 	return a.Succeeded || a.fence != nil && a.fence.ModRevision == fenceRevision
 }

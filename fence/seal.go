@@ -21,8 +21,8 @@ type Sealer interface {
 	Current() agree.Seal
 }
 
-// stamping tells the fenced client, which gets nothing but bytes from the store, how they
-// are sealed: behind each value stand its Seal and that one's length.
+// stamping appends the Seal and its length to each encrypted value, so that the fenced client, which receives only
+// bytes from the store, knows how the value is sealed.
 type stamping struct{ Sealer }
 
 // TransformToStorage implements value.Write.

@@ -25,9 +25,8 @@ var _ apierrors.APIStatus = noSpace{}
 // Unwrap returns etcd's error.
 func (e noSpace) Unwrap() error { return e.cause }
 
-// NoteNoSpace has all that is written through the client told apart that etcd has no space
-// for: told is called, and the error becomes a 503 with Retry-After. It is called before the
-// client is used.
+// NoteNoSpace makes writes through the client recognize etcd's NOSPACE error: they call told and return a 503 with
+// Retry-After instead. Call it before the client is used.
 func NoteNoSpace(client *clientv3.Client, told func()) {
 	s := space{told}
 	client.KV = spaceKV{client.KV, s}

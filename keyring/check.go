@@ -110,9 +110,8 @@ func describeKeys(keys []string) []string {
 	return described
 }
 
-// countKeys counts the values under a prefix by the key that they say they are encrypted
-// with, "" for none, all keys of a KMS plugin together: no configuration tells them apart.
-// With an error it returns what it counted so far.
+// countKeys counts the values under a prefix by the encryption key that they name, "" for none. All keys of a KMS
+// plugin count as one, since no configuration distinguishes them. With an error it returns the counts so far.
 func countKeys(ctx context.Context, reader migratestore.Reader, prefix string) (map[string]int64, error) {
 	encodings, err := migratestore.CountEncodings(ctx, reader, prefix)
 	counts := map[string]int64{}

@@ -17,14 +17,13 @@ type Config struct {
 	// Reload has changes of the file loaded while the server runs
 	// (--encryption-provider-config-automatic-reload).
 	Reload bool
-	// Server tells this API server from others in the metrics of encryption. Required
-	// with Path.
+	// Server identifies this API server in the metrics of encryption. Required with Path.
 	Server string
 	// Now is the clock. Nil means time.Now.
 	Now func() time.Time
 }
 
-// Validate says what is wrong with the configuration; it does not read the file.
+// Validate returns an error if the configuration is invalid; it does not read the file.
 func (c Config) Validate() error {
 	switch {
 	case c.Path == "" && c.Reload:

@@ -1,6 +1,6 @@
-// Package keyring is encryption at rest: the keys that a server encrypts stored values with, by
-// which name values, reports and Leases tell them (a seal), how a changed configuration is loaded,
-// and the checks that no server loses stored values, nor writes any that another one cannot read.
+// Package keyring implements encryption at rest: the keys with which a server encrypts stored values, the names of
+// these keys in values, reports and Leases (seals), reloading of a changed configuration, and the checks that keep a
+// server from losing stored values and from writing values that another server cannot read.
 package keyring
 
 import (
@@ -34,8 +34,8 @@ const (
 	// healthTimeout bounds how long the KMS plugins of a new configuration may take to answer.
 	healthTimeout = 10 * time.Second
 	healthPoll    = 100 * time.Millisecond
-	// A file whose check took so long, and refused it, is checked again after checkRest times as
-	// long, if it has not changed: the check may read all that is stored.
+	// If the check of a file took longCheck or longer and refused the file, the unchanged file is checked again only
+	// after checkRest times as long, because the check may read all stored values.
 	longCheck = time.Second
 	checkRest = 20
 )
@@ -57,7 +57,7 @@ type Ring struct {
 	before  time.Time
 
 	mu sync.Mutex // guards tell, and each change that it tells against being overtaken
-	// tell is called with the encryption from now on.
+	// tell is called with the encryption that applies from now on.
 	tell func(member.Encryption)
 }
 
@@ -87,7 +87,7 @@ func New(ctx context.Context, c Config) (*Ring, error) {
 	return r, nil
 }
 
-// Keys returns the present configuration; the empty one of a nil Ring.
+// Keys returns the current configuration; the empty one for a nil Ring.
 func (r *Ring) Keys() *Keys {
 	if r == nil {
 		return &Keys{}
@@ -113,7 +113,7 @@ func (r *Ring) Apply(c *genericapiserver.Config) {
 	c.ReadyzChecks = append(c.ReadyzChecks, checks...)
 }
 
-// HealthChecks are those of the providers, for /healthz and /readyz.
+// HealthChecks returns the health checks of the providers, for /healthz and /readyz.
 func (r *Ring) HealthChecks() []healthz.HealthChecker {
 	if r == nil {
 		return nil
@@ -125,7 +125,7 @@ func (r *Ring) HealthChecks() []healthz.HealthChecker {
 	return checks
 }
 
-// Listen has every change told, beginning with the present state.
+// Listen registers tell, which is called with the current state and after every change.
 func (r *Ring) Listen(tell func(member.Encryption)) {
 	if r == nil {
 		return
@@ -136,7 +136,7 @@ func (r *Ring) Listen(tell func(member.Encryption)) {
 	r.changed()
 }
 
-// changed tells the encryption that holds now.
+// changed passes the current encryption to the listeners.
 func (r *Ring) changed() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -158,9 +158,9 @@ func (r *Ring) changed() {
 
 var unfenced = storageversion.Unfenced()
 
-// exempt says whether a resource is written as it is whatever the configuration says (a server
-// that is not Concord's may have encrypted it, which the configuration's keys open): the three that the fence does not bind (DESIGN 3.1), of which nobody could prove that no
-// server writes them with an old key.
+// exempt reports whether a resource is always written unencrypted. These are the three resources that the fence does
+// not bind (DESIGN 3.1), because nobody could prove that no server writes them with an old key. A server other than
+// Concord's may have encrypted them; the keys of the configuration still decrypt such values.
 func exempt(gr schema.GroupResource) bool { return unfenced.Has(gr) }
 
 // Run follows the file and the KMS plugins until ctx ends, looking every so often.
@@ -265,9 +265,8 @@ func (k *Keys) probe(ctx context.Context) (rotated bool) {
 	return rotated
 }
 
-// ask has the library ask every KMS plugin for its key, which it does at most every 20 s and
-// by itself only once a minute. That a plugin answers that it is not healthy is for the
-// health checks to tell.
+// ask makes the library ask every KMS plugin for its current key. The library does so at most every 20 s, and by
+// itself only once a minute. A plugin that answers that it is not healthy is left to the health checks.
 func (k *Keys) ask(ctx context.Context) {
 	if !slices.ContainsFunc(slices.Collect(maps.Values(k.providers)), func(providers []*provider) bool { return providers[0].kms != nil }) {
 		return
@@ -341,16 +340,16 @@ func (k *Keys) Writes(gr schema.GroupResource) agree.Seal {
 	return ""
 }
 
-// pinned encrypts with one key and no other, for a rewrite. Configurations that are loaded
-// meanwhile count, since the ones before are closed: each can read what is stored.
+// pinned encrypts with one key only, for a rewrite. It uses the newest configuration, since older ones are closed when
+// a new one is loaded; every configuration can read what is stored.
 type pinned struct {
 	ring *Ring
 	gr   schema.GroupResource
 	seal agree.Seal
 }
 
-// Pin returns the transformer that encrypts a resource with this key, nil if values are stored as
-// they are and always were. The error says that this server encrypts with another one.
+// Pin returns the transformer that encrypts a resource with this key; nil if values are stored unencrypted and always
+// were. The error says that this server encrypts with another key.
 func (r *Ring) Pin(gr schema.GroupResource, seal agree.Seal) (value.Transformer, error) {
 	if r != nil && exempt(gr) {
 		return plainWriter{ring: r, gr: gr}, nil
@@ -365,8 +364,8 @@ func (r *Ring) Pin(gr schema.GroupResource, seal agree.Seal) (value.Transformer,
 	return pinned{ring: r, gr: gr, seal: seal}, nil
 }
 
-// TransformFromStorage implements value.Read. A value that is not encrypted with the key is stale,
-// and so is one that the providers would encrypt anew.
+// TransformFromStorage implements value.Read. A value is stale if it is encrypted with another key, or if the
+// providers would encrypt it again.
 func (p pinned) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
 	k := p.ring.Keys()
 	plain, stale, err := k.transformers.TransformerForResource(p.gr).TransformFromStorage(ctx, data, dataCtx)
@@ -387,13 +386,13 @@ func (p pinned) TransformToStorage(ctx context.Context, data []byte, dataCtx val
 		return nil, fmt.Errorf("%w: %w", migratestore.ErrKeysUnavailable, err) // it needs no more than the plugin's answer
 	}
 	if err == nil && with != p.seal {
-		// Soon the report says so, and ends the agreement; it is no fault of the value's.
+		// The report will soon say so and end the agreement; the value is not at fault.
 		return nil, fmt.Errorf("%w: the key has changed from %s to %s", migratestore.ErrKeysUnavailable, p.seal, with)
 	}
 	return out, err
 }
 
-// plainWriter stores values as they are, and opens those that were encrypted all the same.
+// plainWriter stores values unencrypted, and decrypts those that are encrypted all the same.
 type plainWriter struct {
 	ring *Ring
 	gr   schema.GroupResource

@@ -39,14 +39,14 @@ const (
 	fingerprintBytes  = 8
 )
 
-// Keys is one encryption configuration as it was loaded. It never changes, but for the key
-// that a KMS plugin says it uses. The zero value encrypts nothing.
+// Keys is one loaded encryption configuration. It never changes, except for the current key of a KMS plugin. The zero
+// value encrypts nothing.
 type Keys struct {
 	// hash is that of the file, "sha256:...".
 	hash         string
 	transformers encryptionconfig.StaticTransformers
 	health       []healthz.HealthChecker
-	// providers are those of a resource or of a pattern, the one that writes first.
+	// providers holds the providers of a resource or of a pattern; the first one writes.
 	providers map[schema.GroupResource][]*provider
 	// close ends the providers' connections and loops, grace after the last use.
 	close context.CancelFunc
@@ -57,10 +57,10 @@ type Keys struct {
 type provider struct {
 	// seal is the seal of values that it encrypted; of a KMS plugin of v2 its beginning.
 	seal agree.Seal
-	// plugin says that it is a KMS plugin, which may be away.
+	// plugin says that the provider is a KMS plugin, which may be unreachable.
 	plugin bool
-	// kms is set for a KMS plugin of v2: the fingerprint of the key it encrypted with last. One
-	// of v1 does not say with which, so that all its keys have one seal.
+	// kms is set for a KMS v2 plugin: the fingerprint of the key that it used last. A KMS v1 plugin does not name its
+	// key, so all its keys share one seal.
 	kms *atomic.Pointer[string]
 }
 
@@ -130,8 +130,8 @@ const (
 	notReachedV1 = "failed get version from remote KMS provider"
 )
 
-// away says that an error of opening a value is a KMS plugin's that is not there, and says
-// nothing of the value.
+// away reports whether a value could not be decrypted because a KMS plugin was unreachable, which says nothing about
+// the value.
 func away(err error) bool {
 	switch status.Code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded:
@@ -140,8 +140,8 @@ func away(err error) bool {
 	return strings.Contains(err.Error(), notReached) || strings.Contains(err.Error(), notReachedV1)
 }
 
-// patternsOf are the names by which a configuration may speak of a resource; the first one
-// that it has counts.
+// patternsOf returns the names by which a configuration may refer to a resource. The first name that the configuration
+// has applies.
 func patternsOf(gr schema.GroupResource) []schema.GroupResource {
 	return []schema.GroupResource{gr, {Group: gr.Group, Resource: "*"}, {Group: "*", Resource: "*"}}
 }
@@ -178,7 +178,7 @@ func (k *Keys) readsAll(gr schema.GroupResource, other *Keys) bool {
 	return len(providers) > 0 || k.reads(gr, "")
 }
 
-// readsKey is reads for the part of a seal that a value tells: it does not tell the secret.
+// readsKey is like reads for the part of a seal that a value names; a value does not name the secret.
 func (k *Keys) readsKey(gr schema.GroupResource, key string) bool {
 	providers := k.of(gr)
 	for _, p := range providers {
@@ -334,7 +334,7 @@ func providersIn(c apiserver.ProviderConfiguration, named map[string]string) ([]
 
 const wantsName = "needs a name of visible ASCII characters other than ':' and ',', so that stored values tell which they need"
 
-// nameable says whether values tell by a key's or plugin's name that they need it.
+// nameable reports whether values name the key or plugin that they need.
 func nameable(name string) bool {
 	return strings.IndexFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' || r == ',' }) < 0
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// Announced says whether the identity Lease tells everybody that all is reported, and, where that binds others
-// (agree.Participants), whether all reports stood after it had come to tell so.
+// Announced reports whether the identity Lease says that all resources are reported and, if other servers rely on that
+// (agree.Participants), whether all reports still stood after it said so.
 func (m *Member) Announced() bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -26,12 +26,12 @@ func (m *Member) announced() bool {
 	return r.lease != nil && marked(r.lease) && (r.confirmed || !m.binds())
 }
 
-// marked says whether a Lease tells that all is reported.
+// marked reports whether a Lease says that all resources are reported.
 func marked(lease *coordinationv1.Lease) bool {
 	return lease.Annotations[storageversion.ReportedAnnotation] == "true"
 }
 
-// binds says whether others wait for this server's reports because of what its Lease tells.
+// binds reports whether other servers wait for this server's reports because of what its Lease says.
 func (m *Member) binds() bool {
 	_, named := m.cfg.Annotations[storageversion.AggregatedResourcesAnnotation]
 	return named
@@ -53,9 +53,9 @@ func (m *Member) noteRenewal(id agree.ServerID, err error) {
 	}
 }
 
-// confirm looks, once the Lease tells that all is reported, whether the reports still stand: one that was lost before
-// the Lease told so may be missing in a StorageVersion that somebody else has made anew, and this server may
-// not have heard of that. Who makes one from now on reads the Lease after it (see ensure).
+// confirm checks that the reports still stand once the Lease says that all resources are reported. A report that was
+// lost before that may be missing in a StorageVersion that another server has created again, without this server
+// having heard of it. Whoever creates a StorageVersion later reads the Lease afterwards (see ensure).
 func (m *Member) confirm(ctx context.Context, id agree.ServerID) error {
 	m.mu.RLock()
 	r := m.registration

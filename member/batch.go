@@ -17,8 +17,8 @@ import (
 const (
 	// manyResources is how many resources are worth lists instead of reads of each.
 	manyResources = 8
-	// listShare: lists are worth their size if at least one in so many of the resources
-	// listed is to be reported.
+	// listShare is how many listed resources there may be for each resource to be reported; with more, a list is not
+	// worth its size.
 	listShare = 4
 
 	// Servers that start together meet in the same StorageVersions. A list goes out
@@ -28,7 +28,7 @@ const (
 	minPart = 64
 )
 
-// worthLists says whether so many claims are better worked on by lists.
+// worthLists reports whether this number of claims is better served by lists than by single reads.
 func (m *Member) worthLists(claims int) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -60,9 +60,9 @@ func (m *Member) reportMany(ctx context.Context, claims []claim) []error {
 	return append(failed, m.checkMany(ctx, unchecked)...)
 }
 
-// placeMany has the reports of claims stand: the StorageVersions are listed, those that
-// are missing made, then the participants are listed (DESIGN 3.1.2). It returns the claims
-// whose CRDs are to be read; all others are given back. With err nothing could be read.
+// placeMany makes the reports of claims stand: it lists the StorageVersions, creates missing ones, and then lists the
+// participants (DESIGN 3.1.2). It returns the claims whose CRDs have to be read, and gives back all others. If err is
+// not nil, nothing could be read.
 func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []claim, failed []error, err error) {
 	limit := m.limit(claims...)
 	read, err := limited(ctx, m, limit, m.listStorageVersions)
@@ -110,13 +110,13 @@ func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []cla
 	return unchecked, append(failed, errs...), nil
 }
 
-// overtaken says whether somebody else has written a StorageVersion since it was read.
+// overtaken reports whether another server has written a StorageVersion since it was read.
 func overtaken(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || storageversion.IsGone(err)
 }
 
-// placeListed is place with a StorageVersion from a list. One that somebody else has
-// made or written since (nil: made) is read once more, and then the participants.
+// placeListed is like place, with a StorageVersion from a list. If another server has written it since (nil: created
+// it), it is read once more, and then the participants.
 func (m *Member) placeListed(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants agree.Participants) error {
 	if sv != nil {
 		err := m.place(ctx, c, sv, participants)

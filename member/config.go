@@ -51,25 +51,24 @@ type Config struct {
 	// Bury deletes a server's Lease and drops its reports; Depart calls it until it
 	// returns nil. Package controller/collect has the implementation.
 	Bury func(ctx context.Context, id agree.ServerID) error
-	// Erase, if not nil, makes this the Member of a server whose feature gate
-	// StorageVersionAPI is off (DESIGN 3.8): its identity Lease says so and it reports
-	// nothing. Erase deletes all StorageVersions, however many there are. It is called for
-	// every registration; until it has returned nil, Admit lets no write pass but those that
-	// registering needs. Bury is not called.
+	// Erase, if not nil, makes this the Member of a server whose feature gate StorageVersionAPI is off (DESIGN 3.8):
+	// its identity Lease says so and it reports nothing. Erase deletes all StorageVersions and is called for every
+	// registration. Until it has returned nil, Admit lets no write pass except those that registering needs. Bury is
+	// not called.
 	Erase func(ctx context.Context) error
 
 	Versions Versions
-	// Labels and Annotations are those of the identity Lease besides those of every member. The
-	// Labels are also put on StorageVersions that are made.
+	// Labels and Annotations are added to the identity Lease, besides those of every member. The Labels are also put
+	// on StorageVersions that this member creates.
 	Labels, Annotations map[string]string
 	// LeaseDuration is how long the identity Lease lives without a renewal, in whole seconds.
 	LeaseDuration time.Duration
-	// RenewInterval is the time between renewals, at most half of LeaseDuration: the
-	// collector takes it for an outage if nobody renews for longer (agree.Liveness).
+	// RenewInterval is the time between renewals, at most half of LeaseDuration: if nobody renews for longer, the
+	// collector assumes an outage (agree.Liveness).
 	RenewInterval time.Duration
-	// SameID has Register repeat an attempt whose outcome is not known under the same ID, and take
-	// the Lease that is there for its own, in place of leaving one for the collector. It is
-	// for Leases that nobody judges by renewals. No ID is used again once it was registered.
+	// SameID makes Register repeat an attempt with unknown outcome under the same ID and take over the Lease that it
+	// finds, instead of leaving it to the collector. It is meant for Leases that nobody judges by their renewals. An
+	// ID is never used again once it was registered.
 	SameID bool
 	// WaitLimit bounds how long Revision waits for a custom resource to open. Negative
 	// means that it never waits.
@@ -78,9 +77,9 @@ type Config struct {
 	// everything happens in the goroutine of the caller.
 	Workers int
 
-	// Storage says why nothing can be written at present, nil if it can: the gate then
-	// refuses writes at once, but for deletes and what stores nothing if the error wraps ErrDeletesOnly. Nil means that
-	// it always can. It must not call the Member.
+	// Storage returns an error while nothing can be written, and nil otherwise. The gate then refuses writes at once;
+	// if the error wraps ErrDeletesOnly it lets deletes and requests that store nothing pass. A nil func means that
+	// writing is always possible. Storage must not call the Member.
 	Storage func() error
 	// CustomResourcesKnown says whether ObserveCRD was called for every CRD that existed
 	// at the start; before that the Lease does not say "reported", and CRDs that come
@@ -140,8 +139,7 @@ func (c Config) Validate() error {
 // Resource is one resource as this server reports it.
 type Resource struct {
 	GroupResource schema.GroupResource
-	// Encoding is the group/version in which the server writes. Its encryption is
-	// told by SetEncryption.
+	// Encoding is the group/version in which the server writes. SetEncryption sets its encryption.
 	Encoding agree.Encoding
 	// Decodable and Served are group/versions. Invariant: that of agree.Report.
 	Decodable, Served []string
@@ -158,7 +156,7 @@ func (r Resource) report(id agree.ServerID) agree.Report {
 type Member struct {
 	cfg   Config
 	slots *semaphore.Weighted // of the attempts under way
-	// limits says that attempts are given up after a time; see within.
+	// limits says that attempts are cancelled after a time limit; see within.
 	limits atomic.Bool
 
 	// leaseMu serialises the writers of the identity Lease: Register, Renew and Depart.
@@ -206,8 +204,7 @@ func New(cfg Config) (*Member, error) {
 	}, nil
 }
 
-// SetBuiltins tells which persisted built-in resources there are. It is called once,
-// before Run and before the server serves.
+// SetBuiltins sets the persisted built-in resources. Call it once, before Run and before the server serves.
 func (m *Member) SetBuiltins(rs []Resource) error {
 	for _, r := range rs {
 		if err := r.report("self").Validate(); err != nil {

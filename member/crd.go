@@ -77,7 +77,7 @@ func define(crd *apiextensionsv1.CustomResourceDefinition) (*definition, error) 
 	return d, nil
 }
 
-// see takes in a CRD. It returns true if what is to be reported changes.
+// see records a CRD. It reports whether the encoding to be reported changes.
 func (s *state) see(d *definition) bool {
 	t := s.target
 	if d.version < t.version || d.version == t.version && t.known && !t.absent {
@@ -102,8 +102,8 @@ func (s *state) see(d *definition) bool {
 	return true
 }
 
-// forget takes in that a CRD is gone, as of a resourceVersion. It returns true if what
-// is to be reported changes.
+// forget records that a CRD was deleted, as of a resourceVersion. It reports whether the encoding to be reported
+// changes.
 func (s *state) forget(uid types.UID, version int64) bool {
 	if s.target.absent || s.target.known && s.target.uid != uid || version < s.target.version {
 		return false
@@ -118,9 +118,8 @@ func (s *state) forget(uid types.UID, version int64) bool {
 // at the start are known: they come in quick succession.
 const gatherTime = 10 * time.Millisecond
 
-// ObserveCRD takes in an event of a CRD: what is to be reported is noted and a worker
-// woken (DESIGN 3.3). Events may come late, repeated or older than the CRD that
-// was read. It never blocks.
+// ObserveCRD handles an event of a CRD: it records the encoding to be reported and wakes a worker (DESIGN 3.3). Events
+// may be late, repeated, or older than a CRD that was already read. It never blocks.
 func (m *Member) ObserveCRD(crd *apiextensionsv1.CustomResourceDefinition) {
 	d, err := define(crd)
 	if err != nil {
@@ -139,9 +138,9 @@ func (m *Member) ObserveCRD(crd *apiextensionsv1.CustomResourceDefinition) {
 	}
 }
 
-// gather has a resource reported together with those that come at the same time. The worker is
-// woken for each: it does not wait for the first one if that is under way already, as a store had
-// asked for it. The caller holds m.mu.
+// gather makes a worker report the resource together with others that become due at the same time. The worker is woken
+// for each resource, because it does not wait for the first one if a store has already asked for that. The caller
+// holds m.mu.
 func (m *Member) gather(s *state) {
 	if now := m.cfg.Clock.Now(); !now.Before(m.gathered) {
 		m.gathered = now.Add(gatherTime)
@@ -150,8 +149,8 @@ func (m *Member) gather(s *state) {
 	wake(m.wakeReports)
 }
 
-// see takes in a CRD, and returns the resource's state if what is to be reported has
-// changed. The caller holds m.mu.
+// see records a CRD, and returns the resource's state if the encoding to be reported has changed. The caller holds
+// m.mu.
 func (m *Member) see(d *definition) *state {
 	s := m.resources[d.gr]
 	if s == nil {
@@ -292,8 +291,8 @@ func (m *Member) goneCRD(c claim) {
 	}
 }
 
-// recheck reads the CRD before a report, for it may be gone or have changed without an
-// event yet, and returns the claim with what is to be reported now.
+// recheck reads the CRD before a report, because it may have been deleted or changed without an event yet. It returns
+// the claim with the encoding that is to be reported now.
 func (m *Member) recheck(ctx context.Context, c claim) (claim, error) {
 	d, err := m.readCRD(ctx, c.target.resource.CRD)
 	if err != nil {

@@ -16,9 +16,8 @@ type Encryption struct {
 	Seal func(schema.GroupResource) agree.Seal
 }
 
-// SetEncryption tells what the server encrypts with from now on. Resources whose key changes
-// are reported anew: until then a write with the new key waits, and from then on one with
-// the old key is superseded.
+// SetEncryption sets the keys that the server encrypts with from now on. Resources whose key changes are reported
+// again: until then a write with the new key waits, and afterwards a write with the old key is superseded.
 func (m *Member) SetEncryption(e Encryption) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

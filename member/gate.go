@@ -21,7 +21,7 @@ type Request struct {
 	Verb string
 	// Loopback says whether the server itself asks: user system:apiserver in system:masters.
 	Loopback bool
-	// StoresNothing says that nothing of it is stored: a dry run, a connection to a pod or a token.
+	// StoresNothing says that the request stores nothing: a dry run, a connection to a pod, or a token request.
 	StoresNothing bool
 }
 
@@ -33,9 +33,9 @@ func (r Request) Writes() bool {
 // unfenced are also the resources that the server itself writes to make its reports.
 var unfenced = storageversion.Unfenced()
 
-// Gate is the filter of DESIGN 3.1: writes to a built-in resource that this server has
-// not reported pass to reject, with a 503 that carries RetryAfterSeconds. info tells
-// what a request is about, and false if that is not known, which is refused.
+// Gate is the filter of DESIGN 3.1: it passes writes to a built-in resource that this server has not reported to
+// reject, with a 503 that carries RetryAfterSeconds. info describes a request; if it returns false the request is
+// refused.
 func (m *Member) Gate(next http.Handler, info func(*http.Request) (Request, bool), reject func(http.ResponseWriter, *http.Request, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		request, ok := info(r)
@@ -55,9 +55,9 @@ func (m *Member) Gate(next http.Handler, info func(*http.Request) (Request, bool
 // settleLimit bounds how long a write waits for a resource's report to move.
 const settleLimit = time.Second
 
-// settle holds a write to a resource, but for those of the core group, back as long as this server's report moves to
-// another encoding. The write could not be made anyway, and its handler would be built
-// meanwhile, which takes the processors from all servers' reports.
+// settle delays a write to a resource outside of the core group while this server's report changes to another
+// encoding. The write could not succeed anyway, and building its handler would take processor time from the reports of
+// all servers.
 func (m *Member) settle(ctx context.Context, r Request) {
 	if !r.Writes() || r.Resource.Group == "" {
 		return
@@ -128,8 +128,8 @@ func (m *Member) Admit(r Request) error {
 	}
 }
 
-// ErrDeletesOnly, wrapped in the error that Config.Storage returns, says that the storage takes
-// deletes, which are needed to make room, and what stores nothing.
+// ErrDeletesOnly, wrapped in the error of Config.Storage, says that the storage still accepts deletes, which make
+// room, and requests that store nothing.
 var ErrDeletesOnly = errors.New("deletes are let through")
 
 // away is the answer to a write while the storage does not take it; nil while it does.

@@ -19,8 +19,8 @@ import (
 )
 
 var (
-	// ErrLeaseGone is returned when this server's identity Lease is known not to exist
-	// any more: the server is no participant and has to register anew.
+	// ErrLeaseGone is returned when this server's identity Lease no longer exists: the server is not a participant and
+	// has to register again.
 	ErrLeaseGone = errors.New("this server's identity Lease is gone")
 
 	errDeparted = errors.New("this server is stopping")
@@ -137,7 +137,7 @@ func tellEncryption(lease *coordinationv1.Lease, e Encryption) {
 	tell(lease, storageversion.EncryptionKeysAnnotation, e.Keys)
 }
 
-// tell sets an annotation, and takes it away if there is nothing to tell.
+// tell sets an annotation, or removes it if the text is empty.
 func tell(lease *coordinationv1.Lease, annotation, text string) {
 	if text == "" {
 		delete(lease.Annotations, annotation)
@@ -194,7 +194,7 @@ func (m *Member) renew(ctx context.Context, current registration, encryption Enc
 	return fmt.Errorf("renew identity Lease %s: %w", current.id, err)
 }
 
-// renewed returns the Lease as it is to be written.
+// renewed returns the Lease as the renewal writes it.
 func renewed(lease *coordinationv1.Lease, now time.Time, reported bool, encryption Encryption) *coordinationv1.Lease {
 	next := lease.DeepCopy()
 	at := metav1.NewMicroTime(now.Truncate(time.Microsecond))
@@ -231,8 +231,8 @@ func stillOurs(lease, ours *coordinationv1.Lease) bool {
 		storageversion.SilenceOf(lease) == storageversion.SilenceOf(ours)
 }
 
-// setLease keeps the Lease as it was written. If it did not tell before that all is reported, nothing that was
-// confirmed because of that counts.
+// setLease keeps the Lease as it was written. If the Lease did not say before that all resources are reported, earlier
+// confirmations do not count.
 func (m *Member) setLease(id agree.ServerID, lease *coordinationv1.Lease, begun time.Time, told bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -288,8 +288,8 @@ func (m *Member) ObserveLease(lease *coordinationv1.Lease, deleted bool) {
 	}
 }
 
-// Leave is the beginning of Depart, and all of it for a silent server whose writes do not come to
-// an end: its Lease has to stay, since nothing else tells the others of them.
+// Leave begins Depart. It is all that a silent server does whose writes do not come to an end: its Lease has to stay,
+// since nothing else tells the other servers about these writes.
 func (m *Member) Leave() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

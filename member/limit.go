@@ -11,10 +11,10 @@ const (
 	// minLimit bounds from below how long an attempt to report may take, and a list that many
 	// of them share: a server under load answers some requests after seconds.
 	minLimit = 10 * time.Second
-	// maxLimit bounds it from above: Leases may be long, and a request that hangs is to be noticed.
+	// maxLimit is the upper bound of the limit: Leases may be long, but a request that hangs has to be noticed.
 	maxLimit = time.Minute
-	// limitDoublings: a failed attempt gets twice as long the next time, so many times, since a list
-	// that takes longer than the limit must come to its end at last.
+	// limitDoublings is how often the limit of a failed attempt is doubled, because a list that takes longer than the
+	// limit has to succeed at last.
 	limitDoublings = 3
 )
 
@@ -22,8 +22,8 @@ const (
 // answer had been lost.
 var errTooLong = errors.New("no end of it in time")
 
-// limit is how long an attempt for these claims may take: a server that cannot report for the
-// duration of a Lease keeps writers waiting for as long as one that has crashed.
+// limit returns how long an attempt for these claims may take. A server that cannot report for the duration of a Lease
+// keeps writers waiting as long as one that has crashed.
 func (m *Member) limit(claims ...claim) time.Duration {
 	failures := 0
 	for _, c := range claims {

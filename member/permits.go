@@ -51,9 +51,9 @@ func (m *Member) Revision(ctx context.Context, gr schema.GroupResource, enc agre
 	return revision, err
 }
 
-// tryRevision answers at once. A channel means that the answer, a 503, may be better
-// when the channel is closed. Only the first try of a call brings an unknown resource to
-// the worker's attention, so that one that does not exist is not looked up for ever.
+// tryRevision answers at once. If it returns a channel, the answer, a 503, may be better once the channel is closed.
+// Only the first try of a call makes the worker look up an unknown resource, so that a resource that does not exist is
+// not looked up for ever.
 func (m *Member) tryRevision(gr schema.GroupResource, enc agree.Encoding, first bool) (int64, <-chan struct{}, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,9 +90,9 @@ func (m *Member) tryRevision(gr schema.GroupResource, enc agree.Encoding, first 
 	}
 }
 
-// Moved tells that a write's transaction, at etcd revision at, found the resource's StorageVersion
-// as of revision mod (0: there is none) with these reports, and wrote nothing. Nil means: ask
-// for Revision again. Errors are those of Revision (DESIGN 3.2).
+// Moved reports that a write's transaction at etcd revision at wrote nothing, because it found the resource's
+// StorageVersion as of revision mod (0: there is none) with these reports. Nil means: ask for Revision again. Errors
+// are those of Revision (DESIGN 3.2).
 func (m *Member) Moved(_ context.Context, gr schema.GroupResource, enc agree.Encoding, at, mod int64, reports []agree.Report) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -136,7 +136,7 @@ func supersededError(gr schema.GroupResource, enc agree.Encoding) error {
 	return fmt.Errorf("resource %s, encoding %s: %w", gr, enc, agree.ErrSuperseded)
 }
 
-// lastError tells why a resource is closed. The caller holds m.mu.
+// lastError explains why a resource is closed. The caller holds m.mu.
 func (m *Member) lastError(s *state) error {
 	switch {
 	case m.departed:
@@ -150,8 +150,8 @@ func (m *Member) lastError(s *state) error {
 	}
 }
 
-// because adds why the storage takes no writes, if it does not: neither Lease nor report can be
-// written meanwhile, and deletes, which such a storage may take, wait for them, too.
+// because adds the reason why the storage accepts no writes, if it does not. In that case neither Leases nor reports
+// can be written, and deletes, which such a storage may accept, wait for them as well.
 func (m *Member) because(err error) error {
 	if away := m.storageError(); away != nil {
 		return fmt.Errorf("%w, and cannot write one: %w", err, away)
@@ -204,7 +204,7 @@ func (m *Member) unreadyLease() error {
 	}
 }
 
-// Status is what a server knows of one resource, for display.
+// Status describes what a server knows about one resource, for display.
 type Status struct {
 	Resource schema.GroupResource
 	// Wanted is the encoding that should be reported, empty if none should.

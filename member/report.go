@@ -30,8 +30,8 @@ func (m *Member) reportOne(ctx context.Context, c claim) (result, error) {
 			return done, nil // the CRD's names are not accepted yet
 		}
 	}
-	// One that the watch showed was read earlier, too; if it is not the last one the write
-	// conflicts, and it is read.
+	// The StorageVersion that the watch showed is an earlier read. If it is not the newest one, the write conflicts,
+	// and it is read then.
 	if err := m.placeAlone(ctx, c, c.seen); err != nil {
 		return done, err
 	}
@@ -43,8 +43,7 @@ func (m *Member) reportOne(ctx context.Context, c claim) (result, error) {
 	return m.finish(c), nil
 }
 
-// placeAlone has the report stand in the StorageVersion that was seen, or in the one that
-// it reads.
+// placeAlone makes the report stand in the StorageVersion that the watch showed, or else in the one that it reads.
 func (m *Member) placeAlone(ctx context.Context, c claim, seen *v1alpha1.StorageVersion) error {
 	sv, err := seen, error(nil)
 	if sv == nil {
@@ -82,10 +81,9 @@ func lacks(c claim, sv *v1alpha1.StorageVersion) bool {
 	return sv == nil || c.custom() && storageversion.MadeFor(sv) != c.target.uid
 }
 
-// ensure returns the StorageVersion that was read, or makes one without reports. It has to
-// exist before the participants are read: one that was created from participants read before
-// could outlive the deletion of all StorageVersions by a server that does not report, and
-// say that the others agree (DESIGN 3.8).
+// ensure returns the StorageVersion that was read, or creates one without reports. It has to exist before the
+// participants are read: a StorageVersion created from participants that were read earlier could outlive the deletion
+// of all StorageVersions by a server that does not report, and claim that the others agree (DESIGN 3.8).
 func (m *Member) ensure(ctx context.Context, c claim, sv *v1alpha1.StorageVersion) (*v1alpha1.StorageVersion, error) {
 	if !lacks(c, sv) {
 		return sv, nil
@@ -130,8 +128,8 @@ func (m *Member) put(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, 
 	return revisionOf(next)
 }
 
-// plan decides what the StorageVersion's reports are to be, and whether they have to be
-// written: every write costs the other servers a read.
+// plan decides which reports the StorageVersion should have, and whether it has to be written: every write costs the
+// other servers a read.
 func plan(sv *v1alpha1.StorageVersion, own agree.Report, participants agree.Participants) ([]agree.Report, bool) {
 	before := storageversion.Reports(sv)
 	after := agree.Merge(before, own, participants)

@@ -20,9 +20,8 @@ var (
 // silent says whether the server reports nothing.
 func (m *Member) silent() bool { return m.cfg.Erase != nil }
 
-// erase deletes all StorageVersions, once for each registration and after its Lease
-// stands: every one that is made later is made by a server that then sees the Lease
-// (DESIGN 3.8).
+// erase deletes all StorageVersions, once for each registration and after its Lease exists. Any StorageVersion created
+// later is created by a server that then sees the Lease (DESIGN 3.8).
 func (m *Member) erase(ctx context.Context) error {
 	m.mu.RLock()
 	current := m.registration
@@ -42,9 +41,9 @@ func (m *Member) erase(ctx context.Context) error {
 	return nil
 }
 
-// silentReady says why a silent server may not write: its Lease has to tell all others
-// that it lives. One that was paused for longer than the Lease lasts may have been buried,
-// and finds out before it takes a write. The caller holds m.mu.
+// silentReady explains why a silent server may not write: its Lease has to show all other servers that it lives. A
+// server that was paused for longer than its Lease lasts may have been buried, and finds out before it accepts a
+// write. The caller holds m.mu.
 func (m *Member) silentReady() error {
 	r := m.registration
 	switch {

@@ -51,8 +51,8 @@ type state struct {
 	// opened is the encoding that was open last.
 	opened agree.Encoding
 
-	// seen is the StorageVersion as the watch showed it last, and tried the revision of the
-	// one that the last report was made on.
+	// seen is the StorageVersion as the watch showed it last, and tried is the revision of the StorageVersion on which
+	// the last report was made.
 	seen  *v1alpha1.StorageVersion
 	tried int64
 
@@ -104,16 +104,16 @@ func (s *state) pending() bool {
 	}
 }
 
-// moving says whether this server is about to report a resource in another encoding than
-// the one that was open last: a custom resource in any, a built-in one with another key.
+// moving reports whether this server is about to report a resource in an encoding other than the one that was open
+// last: any other encoding of a custom resource, another key of a built-in one.
 func (s *state) moving() bool {
 	wanted := s.target.resource.Encoding
 	return s.opened != "" && s.target.known && !s.target.absent && (s.reported != wanted || !s.open()) &&
 		(!s.builtin || s.opened != wanted)
 }
 
-// newer returns the StorageVersion seen by the watch if it says more than the one that the
-// last report was made on, and this server's report in it has to be changed.
+// newer returns the StorageVersion that the watch has shown, if it is newer than the one on which the last report was
+// made and this server's report in it has to change.
 func (s *state) newer(self agree.ServerID) *v1alpha1.StorageVersion {
 	if s.seen == nil || s.builtin || !s.target.known || s.target.absent {
 		return nil
@@ -139,13 +139,13 @@ func (s *state) close() {
 	s.notify()
 }
 
-// begin is called after close for a new registration, or in a restored etcd: what is known of the reports of an earlier
-// one says nothing of its own. If etcd has begun anew, with lower revisions, that would even keep its reports from standing.
+// begin is called after close for a new registration, or after etcd was restored. Reports of an earlier registration
+// say nothing about this one; if etcd restarted with lower revisions, they would even keep its reports from standing.
 func (s *state) begin() { s.lostAt, s.heard, s.heardAt = 0, "", 0 }
 
-// restored says that etcd was restored from a backup after this server's report was made, with a higher revision than
-// before: a transaction at etcd revision at, which sees all that was written until then, found the StorageVersion as it
-// was at mod.
+// restored reports whether etcd was restored from a backup after this server's report was made: the report has a
+// higher revision than the StorageVersion at mod, which a transaction at etcd revision at found, and that transaction
+// sees everything that was written until then.
 func (s *state) restored(at, mod int64) bool {
 	return 0 < mod && mod < s.revision && s.revision <= at
 }
@@ -201,7 +201,7 @@ func (s *state) learn(self agree.ServerID, revision int64, reports []agree.Repor
 	return true
 }
 
-// answer says what a store that wants to write may do.
+// answer says what a store may do that wants to write.
 type answer int
 
 const (
@@ -238,9 +238,9 @@ func (s *state) permit(enc agree.Encoding) (a answer, ask bool) {
 	}
 }
 
-// permitBuiltin answers for a built-in resource that is not open in enc. Only the key
-// changes while the server lives: an object that was encrypted with another one is to be
-// encrypted anew, and one with the new key waits for its report.
+// permitBuiltin answers for a built-in resource that is not open in enc. Only the key can change while the server
+// lives: an object that was encrypted with another key has to be encrypted again, and an object with the new key waits
+// for its report.
 func (s *state) permitBuiltin(enc agree.Encoding) answer {
 	wanted := s.target.resource.Encoding
 	switch {

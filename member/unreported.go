@@ -29,7 +29,7 @@ func (m *Member) sayUnreported() {
 	}
 }
 
-// due takes in whether resources lack a report, and says whether that is to be logged.
+// due records whether resources lack a report, and reports whether that should be logged.
 func (u *unreported) due(now time.Time, lacking bool) bool {
 	switch {
 	case !lacking:

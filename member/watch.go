@@ -163,8 +163,8 @@ func (m *Member) renewOrRegister(ctx context.Context) error {
 	return m.erase(ctx)
 }
 
-// keepReported reports the resources that are due. Those that become due meanwhile, as by a
-// CRD's change, do not wait for the attempts under way.
+// keepReported reports the resources that are due. Resources that become due in the meantime, for example by a change
+// of a CRD, do not wait for attempts under way.
 func (m *Member) keepReported(ctx context.Context) {
 	var wg sync.WaitGroup
 	defer wg.Wait()

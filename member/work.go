@@ -35,7 +35,7 @@ type claim struct {
 	gone   bool // a quorum read found no CRD
 	// seen is the StorageVersion to report in, from the watch; nil if it has to be read.
 	seen *v1alpha1.StorageVersion
-	// ticket tells it from later claims of the resource.
+	// ticket distinguishes this claim from later claims of the resource.
 	ticket uint64
 	// failures is how many attempts before this one failed in a row.
 	failures int
@@ -56,11 +56,11 @@ const (
 	placed          // the report stands, and the CRD is to be read before the resource opens
 )
 
-// Step makes one attempt for every resource that is due: it lists the StorageVersions, then
-// the participants, then updates in parallel (DESIGN 3.1.2). It returns how long there will
-// be nothing to do, negative if nothing is planned, and the first of the attempts' errors, an
-// ErrLeaseGone before others: the server then has to register anew. After any error a resource is due
-// again, by itself. That of a silent server deletes the StorageVersions.
+// Step makes one attempt for every resource that is due: it lists the StorageVersions, then the participants, then
+// updates in parallel (DESIGN 3.1.2). It returns how long there will be nothing to do (negative if nothing is
+// planned), and the first error of the attempts. An ErrLeaseGone precedes other errors: the server then has to
+// register again. After an error the resource becomes due again by itself. The Step of a silent server deletes the
+// StorageVersions.
 func (m *Member) Step(ctx context.Context) (time.Duration, error) {
 	if m.silent() {
 		return -1, m.erase(ctx)
@@ -168,7 +168,7 @@ func (m *Member) releaseHeld(claims []claim, err error) {
 	m.release(held, err)
 }
 
-// untilDue returns the time until the next resource that nobody works on is due.
+// untilDue returns the time until the next resource without a worker is due.
 func (m *Member) untilDue() time.Duration {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -196,8 +196,7 @@ func (m *Member) process(ctx context.Context, claims []claim) error {
 	return summary(failed)
 }
 
-// each makes one attempt per claim and gives the claims back, but for those that it
-// returns: they were placed.
+// each makes one attempt per claim. It returns the claims that were placed, and gives back all others.
 func (m *Member) each(ctx context.Context, claims []claim, attempt func(context.Context, claim) (result, error)) (kept []claim, failed []error) {
 	outcomes := make([]outcome, len(claims))
 	var wg sync.WaitGroup
@@ -280,8 +279,8 @@ func (m *Member) rebuild(ctx context.Context, c claim) {
 	}
 }
 
-// backoff returns the delay after so many failures before: doubling, with jitter so that
-// servers that start together do not conflict for ever.
+// backoff returns the delay after this number of failures: it doubles, with jitter, so that servers that start
+// together do not conflict for ever.
 func (m *Member) backoff(failures int) time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()

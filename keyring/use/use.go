@@ -1,5 +1,5 @@
-// Package use says what encryption keys are needed for, by the values in raw etcd and by what
-// servers report.
+// Package use determines which encryption keys are still needed, from the values in raw etcd and from the reports of
+// servers.
 package use
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// Report says what every encryption key is needed for, at one revision of etcd.
+// Report lists every encryption key and what needs it, at one revision of etcd.
 type Report struct {
 	Revision int64 `json:"revision"`
 	// Keys are sorted by name.
@@ -28,24 +28,23 @@ type Report struct {
 
 // Key is an encryption key, and what it is needed for.
 type Key struct {
-	// Name is "<provider>:<version>:<name>", as values say it, or "identity". Of a KMS plugin
-	// there is one for every key, with the fingerprint of its ID behind the plugin's name. Of
-	// values that do not tell their key it is migratestore.Unnamed; then no key is removable.
+	// Name is "<provider>:<version>:<name>", as in values, or "identity". A KMS plugin has one entry for each of its
+	// keys, with the fingerprint of the key's ID after the plugin's name. Values that do not name their key are listed
+	// as migratestore.Unnamed; then no key is removable.
 	Name string `json:"key"`
 	// Values counts the stored values that were encrypted with it, Resources by resource.
 	Values    int64            `json:"values"`
 	Resources map[string]int64 `json:"resources,omitempty"`
 	// Writers are the servers that report to encrypt something with it.
 	Writers []agree.ServerID `json:"writers,omitempty"`
-	// Removable says that no value needs it and no server may write one that does.
+	// Removable says that no value needs the key and no server may write a value that does.
 	Removable bool `json:"removable"`
 	// Reason is the verdict's, to an operator.
 	Reason string `json:"reason"`
 }
 
-// Read counts the values under prefix by their keys and compares them with what
-// servers report, all at one revision. The error wraps migratestore.ErrCompacted if etcd has
-// compacted that one meanwhile.
+// Read counts the values under prefix by their keys and compares them with the reports of servers, all at one
+// revision. The error wraps migratestore.ErrCompacted if etcd has compacted that revision in the meantime.
 func Read(ctx context.Context, reader migratestore.Reader, prefix string) (Report, error) {
 	census, err := migratestore.Count(ctx, reader, prefix, nil)
 	if err != nil {
@@ -69,10 +68,9 @@ func (r atRevision) Range(ctx context.Context, start, end string, limit, _ int64
 	return r.Reader.Range(ctx, start, end, limit, r.revision)
 }
 
-// judgeKeys decides about every key that values, reports or memories of reports name. A
-// put is permitted by the report of the very encoding that it writes, and compares the
-// revision of the StorageVersion that has it (DESIGN 3.2): where none has a report with a
-// key, no write with that key can follow.
+// judgeKeys decides about every key that a value, a report or the history of reports names. A put needs a report of
+// exactly the encoding that it writes, and compares the revision of the StorageVersion that holds the report (DESIGN
+// 3.2). So if no report names a key, no write with that key can follow.
 func judgeKeys(census migratestore.Census, sets stored.Sets) []Key {
 	uses := map[string]*Key{}
 	use := func(key string) *Key {
@@ -154,7 +152,7 @@ func keyName(e agree.Encoding) string {
 	return seal.Key()
 }
 
-// doubtOf is why nobody can tell from the reports what may be written; "" if they tell.
+// doubtOf explains why the reports do not show what may be written; "" if they do.
 func doubtOf(s stored.Sets) string {
 	if len(s.Versions) == 0 {
 		return "no server reports what it writes"
@@ -197,7 +195,7 @@ func (u *Key) judge(doubt string) {
 	}
 }
 
-// by says of which resources the values are.
+// by lists the resources of the values.
 func (u *Key) by() string {
 	var by []string
 	for _, resource := range slices.Sorted(maps.Keys(u.Resources)) {
