@@ -8,10 +8,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// Path, with the name of a resource behind it ("widgets.example.com"), answers a GET with that
-// resource's census, a Resource. Only users that may get that path may ask: system:masters, until
-// others are allowed to. Every value is read, so that it takes a while. With "?verify=true" every
-// value is decoded, too, and one that does not decode counts as unknown.
+// Path, followed by the name of a resource ("widgets.example.com"), answers a GET with the census of that resource, a
+// Resource. Only users with access to that path may ask: system:masters, until others are granted it. Every value is
+// read, which takes a while. With "?verify=true" every value is also decoded, and a value that cannot be decoded
+// counts as unknown.
 const Path = "/concord/census/"
 
 // VerifyParameter is the query parameter that asks for that.
@@ -25,7 +25,7 @@ type Row struct {
 	// Resource is the plural name, with the group behind a dot: "configmaps",
 	// "ipaddresses.networking.k8s.io".
 	Resource string `json:"resource"`
-	// Encoding is a group/version, or a word of package migrate/store where that cannot be told.
+	// Encoding is a group/version, or a word of package migrate/store if the group/version is not known.
 	Encoding string `json:"encoding"`
 	Objects  int64  `json:"objects"`
 	// Bytes is the size of the values as stored.
@@ -54,11 +54,11 @@ type Resource struct {
 // censuses is the resource that an answer names as not found if the server has no census of a resource.
 var censuses = schema.GroupResource{Group: "concord.dev", Resource: "census"}
 
-// NotStored is the error with which Path says that the server has no store of the resource.
+// NotStored returns the error with which Path says that the server has no store of the resource.
 func NotStored(gr schema.GroupResource) error { return apierrors.NewNotFound(censuses, gr.String()) }
 
-// IsNotStored tells the error with which Path says that the server has no store of the
-// resource from all others, also from a 404 of a server that takes no censuses.
+// IsNotStored reports whether an error is the one with which Path says that the server has no store of the resource,
+// and not, for example, a 404 of a server that takes no censuses.
 func IsNotStored(err error, gr schema.GroupResource) bool {
 	var status apierrors.APIStatus
 	if !apierrors.IsNotFound(err) || !errors.As(err, &status) {

@@ -25,8 +25,8 @@ const (
 	// IdentitySelector selects the identity Leases.
 	IdentitySelector = IdentityLabel + "=" + IdentityLabelValue
 
-	// BinaryVersionAnnotation, EmulationVersionAnnotation and
-	// MinCompatibilityVersionAnnotation tell a server's versions on its identity Lease.
+	// BinaryVersionAnnotation, EmulationVersionAnnotation and MinCompatibilityVersionAnnotation hold a server's
+	// versions on its identity Lease.
 	BinaryVersionAnnotation           = "concord.dev/binary-version"
 	EmulationVersionAnnotation        = "concord.dev/emulation-version"
 	MinCompatibilityVersionAnnotation = "concord.dev/min-compatibility-version"
@@ -34,9 +34,9 @@ const (
 	// every resource. It is a hint only, but on that of an aggregated API server, which writes
 	// nothing before: see AggregatedResourcesAnnotation.
 	ReportedAnnotation = "concord.dev/reported"
-	// APIAnnotation is APIOff on the identity Lease of a server whose feature gate
-	// StorageVersionAPI is off: it never reports, and while its Lease exists nobody agrees
-	// on any encoding (DESIGN 3.8). It stands on the Lease from its creation.
+	// APIAnnotation is APIOff on the identity Lease of a server whose feature gate StorageVersionAPI is off: the
+	// server never reports, and while its Lease exists there is no agreement on any encoding (DESIGN 3.8). The Lease
+	// has it from its creation.
 	APIAnnotation = "concord.dev/storage-version-api"
 	APIOff        = "off"
 	// EncryptionConfigAnnotation, on an identity Lease, is the hash of the encryption
@@ -68,17 +68,16 @@ const (
 	// stand or not (agree.Participants).
 	AggregatedResourcesAnnotation = "concord.dev/aggregated-resources"
 
-	// UpstreamIdentityPrefix begins the APIServerID that a Concord server gives to the code of
-	// kube-apiserver in its process, and so the name of the identity Lease that this code keeps
-	// beside the one of package member. Such a Lease is no server's but upstream's bookkeeping
-	// (peer proxy): it makes no participant. The collector deletes it after a crash. A kube-apiserver without Concord is called "apiserver-" and 26
-	// characters of base32, without another dash (k8s.io/apiserver, server.NewConfig), and our
-	// own Leases "apiserver-" and 16 of hexadecimal: none begins like this.
+	// UpstreamIdentityPrefix is the prefix of the APIServerID that a Concord server gives to the kube-apiserver code
+	// in its process, and so of the name of the identity Lease that this code keeps besides the Lease of package
+	// member. Such a Lease is upstream's bookkeeping (peer proxy) and does not make a participant. The collector
+	// deletes it after a crash. The name of a kube-apiserver without Concord is "apiserver-" and 26 characters of
+	// base32 without another dash (k8s.io/apiserver, server.NewConfig), and our own Leases are named "apiserver-" and
+	// 16 hexadecimal digits, so that none has this prefix.
 	//
-	// The name tells, and not an annotation on the Lease of member that names the other one:
-	// of a server that was killed the former goes within 15 s and upstream's stays for an hour.
-	// With the annotation gone it would be taken for a kube-apiserver without Concord, and
-	// nobody would agree for that hour.
+	// The name decides, and not an annotation on the member's Lease that names the other one. After a server was
+	// killed, the member's Lease is deleted within 15 s, while upstream's stays for an hour. Without the annotation it
+	// would count as a kube-apiserver without Concord, and stop agreement for that hour.
 	UpstreamIdentityPrefix = "apiserver-concord-"
 )
 
@@ -95,12 +94,11 @@ func NewUpstreamIdentity() string {
 	return UpstreamIdentityPrefix + hex.EncodeToString(random[:])
 }
 
-// IsServer says whether an identity Lease of this name stands for a server. The one that
-// upstream's code keeps in a Concord process does not.
+// IsServer reports whether an identity Lease of this name stands for a server. The Lease that upstream's code keeps in
+// a Concord process does not.
 func IsServer(lease string) bool { return !strings.HasPrefix(lease, UpstreamIdentityPrefix) }
 
-// Servers returns those of the identity Leases that stand for a server each. It takes the
-// slice over.
+// Servers returns the identity Leases that stand for a server. It reuses the slice.
 func Servers(identities []coordinationv1.Lease) []coordinationv1.Lease {
 	return slices.DeleteFunc(identities, func(l coordinationv1.Lease) bool { return !IsServer(l.Name) })
 }
@@ -111,22 +109,20 @@ func IsAggregated(o metav1.Object) bool {
 	return marked
 }
 
-// ControlPlane returns those of the identity Leases that stand for a server of the control
-// plane each. It takes the slice over.
+// ControlPlane returns the identity Leases that stand for a server of the control plane. It reuses the slice.
 func ControlPlane(identities []coordinationv1.Lease) []coordinationv1.Lease {
 	return slices.DeleteFunc(Servers(identities), func(l coordinationv1.Lease) bool { return IsAggregated(&l) })
 }
 
-// Reporting returns those of the identity Leases that stand for a server of the control plane each that
-// reports what it stores: where there is one, a kube-apiserver that serves no StorageVersions is another
-// beside it.
+// Reporting returns the identity Leases of control plane servers that report what they store. If there is one, a
+// kube-apiserver that serves no StorageVersions is another server beside it. It reuses the slice.
 func Reporting(identities []coordinationv1.Lease) []coordinationv1.Lease {
 	return slices.DeleteFunc(ControlPlane(slices.Clone(identities)), func(l coordinationv1.Lease) bool { return SilenceOf(&l) != "" })
 }
 
-// SilenceOf says why the server of an identity Lease never reports; empty for one that does.
-// Every Concord server tells its versions on its Lease from the Lease's creation: a Lease
-// with none of them is a kube-apiserver's without Concord.
+// SilenceOf returns why the server of an identity Lease never reports; empty if it reports. Every Concord server puts
+// its versions on its Lease when it creates the Lease, so a Lease without them belongs to a kube-apiserver without
+// Concord.
 func SilenceOf(lease *coordinationv1.Lease) agree.Silence {
 	if lease.Annotations[APIAnnotation] == APIOff {
 		return agree.GateOff
@@ -182,8 +178,8 @@ func AggregatedResources(resources []schema.GroupResource) string {
 	return strings.Join(slices.Compact(named), ",")
 }
 
-// aggregatedResources are the resources that AggregatedResourcesAnnotation names; none on the Lease of
-// a server whose release did not tell.
+// aggregatedResources returns the resources that AggregatedResourcesAnnotation names; none for a server of a release
+// that did not set it.
 func aggregatedResources(lease *coordinationv1.Lease) []schema.GroupResource {
 	var resources []schema.GroupResource
 	for _, name := range strings.FieldsFunc(lease.Annotations[AggregatedResourcesAnnotation], func(r rune) bool { return r == ',' }) {
@@ -230,9 +226,9 @@ func silentServers(reports []agree.Report) string {
 // reports and others have observed what is stored (package stock).
 const ReasonObserved = "Observed"
 
-// WaitsFor says which servers keep the others from agreeing because they do not report, and
-// how to go on; "" if there are none, even if there is no agreement for another reason. Where
-// nobody reports it says every reason why there is no agreement.
+// WaitsFor describes the servers that prevent agreement because they do not report, and how to go on; "" if there are
+// none, even if there is no agreement for another reason. If no server reports, it gives every reason why there is no
+// agreement.
 func WaitsFor(sv *v1alpha1.StorageVersion) string {
 	for _, c := range sv.Status.Conditions {
 		if c.Reason == ReasonObserved && c.Status == v1alpha1.ConditionFalse {

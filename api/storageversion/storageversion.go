@@ -31,10 +31,9 @@ const (
 	// agree.Seals by server. It belongs to the reports, beside encodingVersion, which has no
 	// room for it, and is written with them: by updates of the status.
 	SealsAnnotation = "concord.dev/seals"
-	// CRDAnnotation holds the uid of the CustomResourceDefinition for which a
-	// StorageVersion was created. It never changes: for another one of that name the
-	// StorageVersion is deleted and created anew, so that no report for the one before
-	// permits a write (DESIGN 3.3).
+	// CRDAnnotation holds the uid of the CustomResourceDefinition for which a StorageVersion was created. It never
+	// changes: for another CustomResourceDefinition of that name the StorageVersion is deleted and created again, so
+	// that no report about the earlier one permits a write (DESIGN 3.3).
 	CRDAnnotation = "concord.dev/crd-uid"
 	// DefinitionAnnotation holds evolve.StorageVersion.Definition where servers do not report.
 	DefinitionAnnotation = "concord.dev/definition"
@@ -83,11 +82,11 @@ func Reports(sv *v1alpha1.StorageVersion) []agree.Report {
 	return reports
 }
 
-// unreadableSeal stands for a Seal that the annotation does not tell.
+// unreadableSeal stands for a Seal that cannot be read from the annotation.
 const unreadableSeal agree.Seal = "unreadable:"
 
-// sealsOf returns a function that tells the Seal that each server encrypts with. No server is
-// taken for one that does not encrypt because of an annotation that cannot be read.
+// sealsOf returns a function that returns each server's Seal. A server whose annotation cannot be read does not count
+// as one that does not encrypt.
 func sealsOf(sv *v1alpha1.StorageVersion) func(agree.ServerID) agree.Seal {
 	value, ok := sv.Annotations[SealsAnnotation]
 	if !ok {
@@ -184,7 +183,7 @@ func Agreement(sv *v1alpha1.StorageVersion) (agree.Encoding, bool) {
 	return AgreementOn(sv, Reports(sv))
 }
 
-// View is what decisions need to know of a StorageVersion. The error is that its history cannot be read.
+// View returns the part of a StorageVersion that decisions need. It returns an error if the history cannot be read.
 func View(sv *v1alpha1.StorageVersion) (*evolve.StorageVersion, error) {
 	history, err := History(sv)
 	if err != nil {

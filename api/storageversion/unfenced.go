@@ -5,9 +5,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Unfenced returns the resources that exist in one version only and are needed before
-// any report can be made, hence the exception to the fence (DESIGN 3.1). They are never
-// encrypted either: nobody could prove that no server writes them with an old key.
+// Unfenced returns the resources that are exempt from the fence, because they exist in one version only and are needed
+// before any report can be made (DESIGN 3.1). They are never encrypted either: nobody could prove that no server
+// writes them with an old key.
 func Unfenced() sets.Set[schema.GroupResource] {
 	return sets.New(
 		schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"},

@@ -21,11 +21,10 @@ import (
 	"github.com/concord-dev/concord/workers"
 )
 
-// Bury removes a server from the protocol: its Lease is deleted, then its reports are
-// dropped and agreement recomputed (DESIGN 3.4; Lease before reports is necessary, or
-// the server would see its report vanish and make it again). Reports of others without a
-// Lease go with them. After an error, be it that somebody else wrote a StorageVersion
-// meanwhile, it is to be called again.
+// Bury removes a server from the protocol: it deletes the server's Lease, then drops its reports and recomputes
+// agreement (DESIGN 3.4; the Lease has to be deleted before the reports, or the server would see its report disappear
+// and make it again). Reports of other servers without a Lease are dropped, too. After an error, also a conflict with
+// another writer of a StorageVersion, it has to be called again.
 func (c *Collector) Bury(ctx context.Context, id agree.ServerID) error {
 	if err := c.deleteLease(ctx, id); err != nil {
 		return fmt.Errorf("bury %s: %w", id, err)
@@ -36,7 +35,7 @@ func (c *Collector) Bury(ctx context.Context, id agree.ServerID) error {
 	return nil
 }
 
-// sweeping holds the tasks of a sweep besides settling the reports with the Leases that exist.
+// sweeping holds what a sweep does besides bringing the reports in line with the existing Leases.
 type sweeping struct {
 	gone        agree.ServerID // this one's reports, too
 	removeEmpty bool           // StorageVersions without reports are deleted
@@ -51,10 +50,9 @@ const (
 	remove
 )
 
-// decide returns the reports as they are to be, and the action on the StorageVersion. The
-// reports given were read before the participants. While a server is starting (or may be: see
-// keep), or is about to because none reports, its reports are still to come, and
-// StorageVersions that nobody reports are kept for them.
+// decide returns the reports as they should be, and the action on the StorageVersion. The given reports were read
+// before the participants. While a server is starting (or may be: see keep), or is about to start because none
+// reports, its reports are still to come, and StorageVersions without reports are kept for them.
 func decide(reports []agree.Report, participants agree.Participants, starting bool, how sweeping) ([]agree.Report, action) {
 	expecting := starting || participants.Reporting() == 0
 	settled := agree.Settle(reports, participants)
@@ -112,12 +110,11 @@ type vacancy struct {
 	since           time.Time
 }
 
-// keep names the StorageVersions that aggregated servers made and that are not to be deleted yet,
-// although nobody may report them: such a server starts without a word to anybody, is often the only
-// one, and may be far away, so that each step of its reports takes long. With its
-// StorageVersion the record of epochs would go, and everything be migrated again after its
-// restart. Time is counted from when this collector has seen a StorageVersion first as it
-// is: no other clock matters. It belongs to the goroutine that steps.
+// keep returns the names of StorageVersions of aggregated servers that must not be deleted yet, even if no server
+// reports them. An aggregated server does not announce its start, is often the only one, and may be far away, so that
+// each step of its reports takes long. Deleting its StorageVersion would lose the record of epochs, and everything
+// would be migrated again after its restart. The time counts from when this collector first saw a StorageVersion in
+// its current state; no other clock matters. The collector's Step goroutine owns this state.
 func (c *Collector) keep(items []v1alpha1.StorageVersion) map[string]bool {
 	now, kept, vacant := c.cfg.Clock.Now(), map[string]bool{}, map[string]vacancy{}
 	for i := range items {

@@ -121,11 +121,10 @@ func (c *Collector) Step(ctx context.Context, leader bool) error {
 	return errors.Join(err, c.sweepAll(ctx, leases))
 }
 
-// observe lists the Leases and counts the time since the answer of the last observation,
-// of which two intervals at most were observed: a Lease may have been renewed while that
-// answer was on its way. Those of aggregated servers are not judged here; those that upstream's code keeps
-// beside ours are, since nobody else removes them after a crash. After a failure, or a gap in which renewals may have been
-// impossible, as after a pause of this process or a slow answer, every count starts anew.
+// observe lists the Leases and counts the time since the answer to the last observation, but at most two intervals of
+// it, because a Lease may have been renewed while that answer was on its way. Leases of aggregated servers are not
+// judged here; Leases of upstream's code in Concord processes are, since nobody else deletes them after a crash. After
+// a failure, a pause of this process or a slow answer, in which renewals may have been impossible, all counts restart.
 func (c *Collector) observe(ctx context.Context) ([]coordinationv1.Lease, error) {
 	begun := c.cfg.Clock.Now()
 	previous := c.observed
@@ -269,9 +268,9 @@ func (c *Collector) fingerprint(leases []coordinationv1.Lease) string {
 	return strings.Join(lines, "\n")
 }
 
-// starting says whether a server of the control plane may be about to report, which a silent one never is. One
-// that does not say, long after it was registered, that it has reported everything is not
-// waited for: reports that come later are made without help.
+// starting reports whether a server of the control plane may be about to report; a silent server never is. A server
+// that does not say that it has reported everything, long after it was registered, is not waited for: its later
+// reports need no help.
 func (c *Collector) starting(lease *coordinationv1.Lease) bool {
 	return lease.Annotations[storageversion.ReportedAnnotation] != "true" && storageversion.SilenceOf(lease) == "" && !storageversion.IsAggregated(lease) &&
 		c.cfg.Clock.Since(lease.CreationTimestamp.Time) <= duration(lease)

@@ -62,8 +62,8 @@ func decide(gv schema.GroupVersion, original *storagemigrationv1.StorageVersionM
 	return p
 }
 
-// taken says that the status of a migration says already that it is done here:
-// kube-controller-manager's migrator does not start it any more.
+// taken reports whether the status of a migration already says that it is done here, so that kube-controller-manager's
+// migrator does not start it.
 func taken(m *storagemigrationv1.StorageVersionMigration) bool {
 	c := meta.FindStatusCondition(m.Status.Conditions, string(storagemigrationv1.MigrationRunning))
 	return c != nil && !migrationv1alpha1.OfManager(c.Reason)
@@ -80,8 +80,8 @@ func is(conditions []metav1.Condition, t storagemigrationv1.MigrationConditionTy
 // maxName is how long the name of an object may be.
 const maxName = 253
 
-// copyName names the copy. It depends on the original's name and uid only, so that nobody
-// makes two.
+// copyName returns the name of the copy. It depends only on the original's name and uid, so that there is never more
+// than one copy.
 func copyName(m *storagemigrationv1.StorageVersionMigration) string {
 	suffix := "-" + string(m.UID)
 	return strings.TrimRight(m.Name[:min(len(m.Name), maxName-len(suffix))], ".-") + suffix
@@ -148,15 +148,15 @@ func same(a, b *storagemigrationv1.StorageVersionMigrationStatus) bool {
 	return a.ResourceVersion == b.ResourceVersion && slices.Equal(a.Conditions, b.Conditions)
 }
 
-// begun says that the copy runs or has ended.
+// begun reports whether the copy runs or has finished.
 func begun(own *migrationv1alpha1.StorageVersionMigration) bool {
 	return slices.ContainsFunc(own.Status.Conditions, func(c migrationv1alpha1.MigrationCondition) bool {
 		return c.Status == corev1.ConditionTrue && slices.Contains(conditionTypes, c.Type)
 	})
 }
 
-// rest has a definition that says that a migration of this name runs not say so any more. It
-// returns false if it does not say so.
+// rest clears the condition of a CustomResourceDefinition that says that the migration of this name runs. It returns
+// false if there is no such condition.
 func rest(crd *apiextensionsv1.CustomResourceDefinition, name string, now metav1.Time) bool {
 	c := apihelpers.FindCRDCondition(crd, apiextensionsv1.StorageMigrating)
 	// The condition of kube-controller-manager's migrator; it takes it back only of a migration that

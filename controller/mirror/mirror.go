@@ -1,8 +1,7 @@
-// Package mirror has StorageVersionMigrations of storagemigration.k8s.io, Kubernetes' own
-// API, done by the controllers that do those of migration.k8s.io. For each it makes a copy in
-// the other API, and writes the state of the copy into the original's status. The copy counts,
-// and is adopted, claimed and rewritten, as any user's migration is. It goes with the original,
-// so that deleting the original cancels the migration. Finished ones stay until somebody deletes them.
+// Package mirror lets the controllers of migration.k8s.io do the StorageVersionMigrations of storagemigration.k8s.io,
+// Kubernetes' own API. For each of these it creates a copy in migration.k8s.io, and writes the state of the copy into
+// the original's status. The copy is adopted, claimed and counted like any user's migration. It is deleted with the
+// original, so that deleting the original cancels the migration. Finished migrations stay until somebody deletes them.
 package mirror
 
 import (
@@ -34,10 +33,10 @@ type Config struct {
 	Client client.WithWatch
 	// Served is that version.
 	Served schema.GroupVersion
-	// May is asked before a migration that nothing was written for yet gets a status and a copy. If it
-	// returns an error, neither is written, and the look is repeated; one that wraps ErrLeft is expected. Nil: it
-	// is always allowed. It has to ask the API each time: kube-controller-manager's migrator does not start a
-	// migration whose status has a condition Running that is False, which is written first.
+	// May is asked before a migration gets its first status and a copy. If it returns an error, neither is written,
+	// and it is asked again later; an error that wraps ErrLeft is expected. Nil: it is always allowed. It has to ask
+	// the API each time, because kube-controller-manager's migrator does not start a migration whose status has a
+	// condition Running that is False, and that condition is written first.
 	May func(context.Context) error
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
@@ -102,7 +101,7 @@ func (c *Controller) Step(ctx context.Context, name string) error {
 		}
 	}
 	if p.create != nil {
-		// One that is not seen yet is no error.
+		// A copy that the watch has not shown yet is no error.
 		if err := c.cfg.Client.Create(ctx, p.create); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create migration %s: %w", p.create.Name, err)
 		}

@@ -40,8 +40,8 @@ func ensure(ctx context.Context, c client.Client, want *apiextensionsv1.CustomRe
 	if equality.Semantic.DeepDerivative(want.Spec, have.Spec) {
 		return nil
 	}
-	// One that holds more than this build knows is a newer build's: without its schema what newer servers
-	// write would be dropped.
+	// A definition with more fields than this build knows comes from a newer build. Without its schema, fields that
+	// newer servers write would be dropped.
 	if newer, ours := fields(&have), fields(want); newer.Len() > ours.Len() && newer.IsSuperset(ours) {
 		return nil
 	}

@@ -6,11 +6,10 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// unknownVersion is the label of servers that do not tell their emulation version.
+// unknownVersion is the label of servers whose emulation version is not known.
 const unknownVersion = "unknown"
 
-// Metrics are the elected server's gauges; on all others they have no value. A gauge that has no
-// value while versions cannot be told is absent, too.
+// Metrics are the elected server's gauges; other servers have no values. A gauge without a value is left out.
 type Metrics struct {
 	servers, releases, allowed *metrics.GaugeVec
 	// shown are the values of the servers' label that have a value.

@@ -1,9 +1,8 @@
-// Package skew tells administrators how far the servers of a cluster are from each other
-// (KEP-4330, "Risk: Unintended and out-of-allowance version skew"): it compares the
-// versions on the servers' identity Leases and says what it finds in the ClusterVersion
-// "cluster", in events and in gauges. What is allowed is decided in package compat. It
-// runs on the elected server; two that both believe they lead do no harm, since every
-// write is conditional on what was read.
+// Package skew shows administrators how far the versions of a cluster's servers are apart (KEP-4330, "Risk: Unintended
+// and out-of-allowance version skew"). It compares the versions on the servers' identity Leases and writes the result
+// to the ClusterVersion "cluster", to events and to gauges. Package compat decides what is allowed. It runs on the
+// elected server; two servers that both believe to be elected do no harm, since every write is conditional on what was
+// read.
 package skew
 
 import (
@@ -54,8 +53,8 @@ type Config struct {
 // Controller compares servers. Its methods belong to one goroutine.
 type Controller struct {
 	cfg Config
-	// told are the conditions that events were last written about. looked says that there
-	// is something to compare with; an empty told is that of a new ClusterVersion.
+	// told holds the conditions for which events were last written. looked says that there is something to compare
+	// with; an empty told is that of a new ClusterVersion.
 	told   []metav1.Condition
 	looked bool
 
@@ -94,9 +93,8 @@ func (c *Controller) Run(ctx context.Context) {
 	}
 }
 
-// Step looks once at the identity Leases, brings the ClusterVersion and the gauges up to
-// date and writes the events about what changed. After an error, Conflicts included, it
-// is to be called again; what was done until then stands.
+// Step reads the identity Leases once, updates the ClusterVersion and the gauges, and writes events about the changes.
+// After an error, conflicts included, it has to be called again; what was done until then stands.
 func (c *Controller) Step(ctx context.Context) error {
 	servers, err := c.servers(ctx)
 	if err != nil {
@@ -167,8 +165,8 @@ func (c *Controller) write(ctx context.Context, servers []compat.ServerVersions,
 	return cluster, c.cfg.Client.Status().Update(ctx, cluster)
 }
 
-// tell writes the events about what changed since they were last written. Their names
-// depend on the ClusterVersion only, so that nothing is told twice.
+// tell writes events about the changes since the last ones. Their names depend only on the ClusterVersion, so that no
+// event is written twice.
 func (c *Controller) tell(ctx context.Context, cluster *versionv1alpha1.ClusterVersion) error {
 	for _, n := range transitions(c.told, cluster.Status.Conditions) {
 		err := c.cfg.Client.Create(ctx, c.event(cluster, n))

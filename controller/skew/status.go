@@ -136,9 +136,8 @@ const (
 	EventSkewUnknown    = "ServerSkewUnknown"
 )
 
-// transitions says what changed between two looks: skew that begins, ends, leaves the
-// allowance or comes back into it, and versions that cannot be told any more. Servers
-// that agree when they are looked at first are no news.
+// transitions returns what changed between two observations: skew that begins, ends, leaves the allowance or returns
+// into it, and versions that are no longer known. Agreement at the first observation is no news.
 func transitions(before, after []metav1.Condition) []news {
 	var all []news
 	if was, is := moved(before, after, versionv1alpha1.ConditionVersionsAgree); is != nil {

@@ -29,7 +29,7 @@ type lease struct {
 	reports bool
 }
 
-// phase is the phase of a migration, as people are told it.
+// phase is the phase of a migration, as shown to people.
 type phase string
 
 const (

@@ -50,7 +50,7 @@ func (c *Controller) Run(ctx context.Context) {
 		step, cancel := context.WithTimeout(ctx, stepTimeout)
 		defer cancel()
 		if err := c.Step(step); err != nil && ctx.Err() == nil {
-			// The last counts stay: an alert on them would else be told that all is well.
+			// The last counts stay, because an alert would otherwise see that all is well.
 			c.cfg.Logger.Error(err, "Metrics of StorageStates and migrations are not up to date")
 		}
 	}, interval, 0.1, false)

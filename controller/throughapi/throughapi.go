@@ -10,8 +10,8 @@ import (
 	"github.com/concord-dev/concord/migrate/claim"
 )
 
-// Run does a job. The options say how much it may ask of the server; where to begin and whom
-// to tell is filled in.
+// Run does a job. The caller's options say how much it may ask of the server; Run fills in where to begin and whom to
+// report progress to.
 func Run(ctx context.Context, engine *migrateapi.Engine, job claim.Job, options migrateapi.Options, progress func(claim.Progress)) (claim.Result, error) {
 	options.MaxNamed = migrationv1alpha1.MaxFailures
 	// A cursor that cannot be read is the beginning.

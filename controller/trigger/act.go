@@ -89,8 +89,8 @@ func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State
 	return c.annotate(ctx, obj, copies)
 }
 
-// remember has the StorageState tell which migrations have ended, and why its definition was not
-// pruned, if it does not yet.
+// remember records in the StorageState which migrations have finished, and why the CustomResourceDefinition was not
+// pruned.
 func (c *Controller) remember(ctx context.Context, l *look, done []evolve.Action, refused string) error {
 	gone := func(a evolve.Action) bool { _, deleted := a.(evolve.DeleteState); return deleted }
 	if l.state == nil || slices.ContainsFunc(done, gone) {
@@ -99,8 +99,8 @@ func (c *Controller) remember(ctx context.Context, l *look, done []evolve.Action
 	return c.annotate(ctx, l.state, l.remembering(map[string]string{migrationv1alpha1.PruneRefusedAnnotation: refused}))
 }
 
-// remembering adds to the annotations of the StorageState whether an aggregated server has the objects,
-// and the migrations that have ended, if it does not tell them yet.
+// remembering adds to the annotations of the StorageState whether an aggregated server has the objects, and the
+// finished migrations that it does not list yet.
 func (l *look) remembering(annotations map[string]string) map[string]string {
 	if l.StorageVersion != nil {
 		annotations[migrationv1alpha1.AggregatedAnnotation] = l.aggregated
@@ -123,7 +123,7 @@ func (l *look) remembering(annotations map[string]string) map[string]string {
 	return annotations
 }
 
-// setAnnotations sets the annotations, and takes away those that are empty.
+// setAnnotations sets the annotations, and removes those whose value is empty.
 func setAnnotations(obj *migrationv1alpha1.StorageState, annotations map[string]string) {
 	for k, v := range annotations {
 		if v == "" {
@@ -175,8 +175,8 @@ func (c *Controller) createMigration(ctx context.Context, l *look, a evolve.Crea
 	return c.cfg.Client.Create(ctx, m)
 }
 
-// deleteMigration deletes a migration. One that lives is deleted as it was read: if it has
-// come to its end meanwhile, it was not aborted.
+// deleteMigration deletes a migration. An unfinished one is deleted only in the state in which it was read: if it has
+// finished since, it was not aborted.
 func (c *Controller) deleteMigration(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, why string) error {
 	live := !migrationv1alpha1.Final(m)
 	as := client.Preconditions{UID: &m.UID}
@@ -194,9 +194,8 @@ func (c *Controller) deleteMigration(ctx context.Context, m *migrationv1alpha1.S
 	return err
 }
 
-// resetMigration resets the status of a migration, and then takes its target, its claim and the
-// trigger's mark off. The status goes first: a migration that says that it runs and has no
-// target would be nobody's.
+// resetMigration resets the status of a migration, and then removes its target, its claim and the trigger's mark. The
+// status goes first: nobody would own a migration that says that it runs and has no target.
 func (c *Controller) resetMigration(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration) error {
 	migrationv1alpha1.Reset(m)
 	if err := c.cfg.Client.Status().Update(ctx, m); err != nil {
@@ -206,8 +205,8 @@ func (c *Controller) resetMigration(ctx context.Context, m *migrationv1alpha1.St
 	return c.cfg.Client.Update(ctx, m)
 }
 
-// adopt stamps the target on a migration. One that waited says first that it does not any
-// more: the migrating server looks at it from the stamp on, and should not meet a conflict.
+// adopt writes the target to a migration. If the migration waited, adopt first writes that it does not wait any more:
+// the migrating server acts as soon as there is a target, and should not meet a conflict.
 func (c *Controller) adopt(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, a evolve.AdoptMigration) error {
 	if migrationv1alpha1.Waiting(m) != "" {
 		migrationv1alpha1.SetWaiting(m, "", metav1.NewTime(c.cfg.Clock.Now()))
@@ -301,8 +300,8 @@ func (c *Controller) keeps(l *look, crd *apiextensionsv1.CustomResourceDefinitio
 	return p.KeepStored
 }
 
-// allReport fails if a server has come that does not report. The StorageVersions tell that a
-// moment later only, and the versions that it stores are not to be pruned before.
+// allReport fails if there is a new server that does not report. The StorageVersions show that only a moment later,
+// and the versions that such a server stores must not be pruned before.
 func (c *Controller) allReport(ctx context.Context) error {
 	leases, err := c.leases(ctx)
 	if err != nil {
@@ -325,7 +324,7 @@ func (c *Controller) keep(ctx context.Context, crd *apiextensionsv1.CustomResour
 	return c.cfg.Client.Status().Update(ctx, crd)
 }
 
-// event tells users about the end of a migration, or that it waits. It is a courtesy: an error is only logged.
+// event tells users that a migration has finished, or why it waits. Errors are only logged.
 func (c *Controller) event(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, reason, note string) {
 	for _, event := range migrationv1alpha1.NewEvents(m, c.cfg.Instance, corev1.EventTypeWarning, reason, note, c.cfg.Clock.Now()) {
 		if err := c.cfg.Client.Create(ctx, event); err != nil {

@@ -13,8 +13,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// ErrNotStored says that a resource's values cannot be counted, since they are stored elsewhere:
-// by an aggregated API server, for one. Then a migration's own result is believed.
+// ErrNotStored says that the values of a resource cannot be counted because another server stores them, for example an
+// aggregated API server. Then the migration's own result counts.
 var ErrNotStored = errors.New("the resource is not stored here")
 
 // Count counts the stored values of a resource for a Result that asks for it, so that the next
@@ -35,9 +35,9 @@ func (c *Controller) Count(ctx context.Context, gr schema.GroupResource, target 
 	return nil
 }
 
-// notice forgets what was counted before etcd was restored from a backup: an agreement of then comes again
-// with the same epoch, and objects in other encodings with it. A StorageState that is older than the one
-// read before tells.
+// notice discards counts from before etcd was restored from a backup: an earlier agreement returns with the same
+// epoch, and with it objects in other encodings. It recognizes a restore by a StorageState that is older than the one
+// read before.
 func (c *Controller) notice(gr schema.GroupResource, state *migrationv1alpha1.StorageState) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,9 +51,8 @@ func (c *Controller) notice(gr schema.GroupResource, state *migrationv1alpha1.St
 	c.newest[gr] = state.ResourceVersion
 }
 
-// census returns the result of the count for a target; nil if there was no count. Encodings that
-// were found decide once: they are counted anew after the migration that follows. A count that
-// found none stays true.
+// census returns the result of the count for a target; nil if there was no count. A count that found other encodings
+// is used once: after the migration that follows there is a new count. A count that found none stays valid.
 func (c *Controller) census(gr schema.GroupResource, target evolve.Target) *evolve.Census {
 	c.mu.Lock()
 	defer c.mu.Unlock()

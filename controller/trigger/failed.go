@@ -8,17 +8,19 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// failure is when a migration was first seen to have failed, and of which generation its resource's definition was then.
+// failure records when a migration was first seen to have failed, and the generation of its resource's
+// CustomResourceDefinition at that time.
 type failure struct {
 	at         time.Time
 	generation int64
 }
 
-// noteFailed has the failed migrations of a look end when this trigger first saw them failed, by its own
-// clock: from there it waits before it tries again. Their conditions have the clock of the server that migrated,
-// which may be behind, so that the wait seems to be over, each time anew. Only at the first look of a resource,
-// as after an election, they are believed, unless they lie ahead: who waited before need not do so again.
-// Where the definition has changed since, that may mend what it failed for, such as a conversion webhook's caBundle.
+// noteFailed sets the end of failed migrations to the time when this trigger first saw the failure, by its own clock,
+// and the wait before the next try begins there. The conditions have the clock of the server that migrated, which may
+// be behind, so that the wait would always seem to be over. Only at the first look at a resource, for example after an
+// election, conditions are believed, unless their time is in the future: a wait that is over need not be repeated. If
+// the CustomResourceDefinition has changed since the failure, that may have repaired the cause, such as a conversion
+// webhook's caBundle.
 func (c *Controller) noteFailed(l *look) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -31,8 +31,8 @@ type look struct {
 	rehearses bool
 }
 
-// look reads what a decision needs: the StorageState first, then the StorageVersion, so
-// that the second is never older than the one that the first was computed from (section 3.5).
+// look reads what a decision needs: the StorageState first, then the StorageVersion, so that the StorageVersion is
+// never older than the one from which the StorageState was computed (section 3.5).
 func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, error) {
 	l := &look{Observation: evolve.Observation{Resource: gr}, migrations: map[string]*migrationv1alpha1.StorageVersionMigration{}}
 	state, err := get(ctx, c.cfg.Client, migrationv1alpha1.StateName(gr), &migrationv1alpha1.StorageState{})
@@ -59,7 +59,7 @@ func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, 
 		return nil, err
 	}
 	if l.State != nil {
-		// Without a kind nobody can tell; the next action that needs it says so.
+		// Without a kind this cannot be checked; the next action that needs the kind says so.
 		if kind, err := c.kind(ctx, l, *l.State); err == nil && kind != "" {
 			l.State.Forged = migrationv1alpha1.Forged(state, kind)
 		}
@@ -119,8 +119,8 @@ func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
 	return nil
 }
 
-// lookCloser reads the facts that matter only to migrations that would begin, or that nobody can
-// do: which servers are still starting, and whether the resource exists.
+// lookCloser reads the facts that matter only to migrations that could begin, or that no server can do: which servers
+// are still starting, and whether the resource exists.
 func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 	leases, err := c.leases(ctx)
 	if err != nil {

@@ -28,9 +28,9 @@ func (s seen) of(gr schema.GroupResource) ([]*migrationv1alpha1.StorageVersionMi
 	return listwatch.Indexed[*migrationv1alpha1.StorageVersionMigration](s.migrations, byResource, gr.String())
 }
 
-// Reader is other, but for lists of StorageStates and of migrations: these are as Run's
-// watches have them, and are not read from etcd. They wait until there is a Run that has read
-// everything once, and have all objects, whatever the options.
+// Reader returns a reader that lists StorageStates and migrations from Run's watches instead of etcd, and passes all
+// other reads to other. These lists wait until Run has read everything once, and return all objects, whatever the
+// options.
 func (c *Controller) Reader(other client.Reader) client.Reader { return reader{other, c} }
 
 type reader struct {

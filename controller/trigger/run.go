@@ -36,7 +36,7 @@ const (
 	lastLookPause = 10 * time.Second
 	// byResource indexes migrations.
 	byResource = "resource"
-	// worker is what its watches are counted as.
+	// worker is the name under which panics of its watches are counted.
 	worker = "trigger-watch"
 )
 
@@ -49,10 +49,10 @@ type run struct {
 	// starting are the resources that wait for servers that are still starting, or whose
 	// look, which may find that out, is under way.
 	starting map[schema.GroupResource]bool
-	// told is when errors were logged, by their text without the resource's name.
+	// told maps error texts, without the resource's name, to the time when they were last logged.
 	told map[string]time.Time
-	// looking are the resources whose last look is under way, looked the targets of those that ended well,
-	// until the next look.
+	// looking holds the resources whose last look is under way, looked the targets of successful last looks, until the
+	// next look.
 	looking map[schema.GroupResource]bool
 	looked  map[schema.GroupResource]evolve.Target
 	// lookers are the goroutines of last looks. Each that looks has a place in under, which has as many as
@@ -173,8 +173,8 @@ func (r *run) one(ctx context.Context, gr schema.GroupResource) {
 	}
 }
 
-// news says whether an error was not told in the last tellPeriod, of this resource or another one:
-// hundreds may fail for one reason, again and again.
+// news reports whether an error was not logged in the last tellPeriod, for this or another resource: hundreds may fail
+// for one reason, again and again.
 func (r *run) news(gr schema.GroupResource, err error) bool {
 	now, reason := r.cfg.Clock.Now(), strings.ReplaceAll(err.Error(), gr.String(), "")
 	r.mu.Lock()
@@ -276,8 +276,8 @@ func (r *run) sources() (seen, []cache.Controller) {
 	return seen{stored, store}, []cache.Controller{versions, states, migrations, leases}
 }
 
-// changes handles every object that is new, gone, or changed in a field that a look decides on;
-// same, if not nil, says that none of these has changed.
+// changes handles every object that is created, deleted, or changed in a field on which a look depends; same, if not
+// nil, reports whether none of these fields has changed.
 func changes[T any, P interface {
 	*T
 	client.Object
@@ -290,8 +290,8 @@ func changes[T any, P interface {
 	}
 }
 
-// sameState says whether two readings of a StorageState differ in no more than the heartbeat and
-// fields that nobody decides on. The trigger's own heartbeats are such changes.
+// sameState reports whether two versions of a StorageState differ only in the heartbeat and in fields on which nothing
+// depends. The trigger's own heartbeats are such changes.
 func sameState(was, is *migrationv1alpha1.StorageState) bool {
 	a, b := migrationv1alpha1.ViewState(was), migrationv1alpha1.ViewState(is)
 	a.Heartbeat = b.Heartbeat

@@ -6,7 +6,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// silence is one that is over: the last epoch at which a server that does not report took part.
+// silence is a past period in which a server without reports took part: the last epoch of it.
 type silence struct {
 	of evolve.Ref
 	// since is when it was first seen to be over, by Config.Elapsed.

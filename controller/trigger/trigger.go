@@ -29,13 +29,13 @@ import (
 
 // Kinds gives the answers of discovery about resources.
 type Kinds interface {
-	// Kind returns the kind of the resource's objects. If no server serves the resource,
-	// meta.IsNoMatchError holds for the error; any other error means that nobody knows.
+	// Kind returns the kind of the resource's objects. If no server serves the resource, meta.IsNoMatchError holds for
+	// the error; any other error means that this is not known.
 	Kind(ctx context.Context, gr schema.GroupResource) (string, error)
 }
 
-// KindsOf answers from a RESTMapper. One that can be reset reads discovery anew before it
-// answers that a resource is not served.
+// KindsOf answers from a RESTMapper. A mapper that can be reset reads discovery again before it answers that a
+// resource is not served.
 func KindsOf(mapper meta.RESTMapper) Kinds { return mapped{mapper} }
 
 type mapped struct{ meta.RESTMapper }
@@ -80,9 +80,9 @@ type Config struct {
 	Client client.WithWatch
 	// Kinds is asked for the kinds of built-in resources, and which resources exist.
 	Kinds Kinds
-	// Census, if not nil, counts the stored values of a resource, and says which encodings but
-	// the target's it has found (evolve.Census), or ErrNotStored. It begins with a linearizable
-	// read. Without it, a migration's own result is believed, as where nobody reads etcd.
+	// Census, if not nil, counts the stored values of a resource, and returns the encodings that it has found besides
+	// the target's (evolve.Census), or ErrNotStored. It begins with a linearizable read. Without it, for example where
+	// nobody can read etcd, a migration's own result counts.
 	Census func(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error)
 	// Instance names this process in events.
 	Instance string
@@ -96,14 +96,14 @@ type Config struct {
 	Elapsed func() time.Duration
 	// Workers is how many resources Run looks at at a time. Default: 4.
 	Workers int
-	// Policy says what the trigger may do by itself, by an observation and the definition that
-	// it was made with, if there is one. Nil: everything.
+	// Policy decides what the trigger may do by itself, given an observation and its CustomResourceDefinition, if
+	// there is one. Nil: everything.
 	Policy func(o evolve.Observation, crd *apiextensionsv1.CustomResourceDefinition) evolve.Policy
 	// LastLook, if not nil, looks once more, directly before storedVersions are pruned, at what may be stored
 	// in another encoding than the target's. It takes its own time; an error keeps storedVersions.
 	LastLook func(ctx context.Context, gr schema.GroupResource, target evolve.Target) error
-	// Ended is told every migration that the trigger has ended, with the status Failed or,
-	// for one that was deleted before its end, Aborted. Nil: nobody is.
+	// Ended is called for every migration that the trigger has ended, with the status Failed or, if it was deleted
+	// before its end, Aborted. May be nil.
 	Ended func(m *migrationv1alpha1.StorageVersionMigration, status string)
 	// Logger defaults to none.
 	Logger logr.Logger
@@ -162,18 +162,17 @@ type Result struct {
 	// LastLook, if not nil, is the target for which there has to be a last look before storedVersions are
 	// pruned; the rest was done.
 	LastLook *evolve.Target
-	// Again says that the look changed what the next one will decide.
+	// Again says that this look changed the facts on which the next one decides.
 	Again bool
 	// After is when to look again even if nothing changes; 0 is never.
 	After time.Duration
-	// Starting says that the look waits for servers that are still starting.
+	// Starting says that this look waits for servers that are still starting.
 	Starting bool
 }
 
-// Step looks once at a resource and acts. It makes its API calls one after the other and
-// starts no goroutine. After an error, Conflicts included, the look has to be repeated;
-// what was done stands. An action that fails does not hold up those that are independent of it:
-// one that can never succeed would do so for ever.
+// Step looks once at a resource and acts. It makes its API calls one after the other and starts no goroutine. After an
+// error, conflicts included, it has to be repeated; what was done stands. A failed action does not hold up independent
+// ones, because an action that can never succeed would do so for ever.
 func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result, error) {
 	return c.step(ctx, gr, evolve.Target{})
 }
@@ -274,7 +273,7 @@ func (r *Result) wait(d time.Duration) {
 // errChanged means that something is not any more as it was when the look began.
 var errChanged = errors.New("it has changed meanwhile")
 
-// changed says whether the error only means that somebody else was faster.
+// changed reports whether the error only means that another writer was faster.
 func changed(err error) bool {
 	return errors.Is(err, errChanged) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || storageversion.IsGone(err)
 }

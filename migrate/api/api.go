@@ -41,29 +41,29 @@ type API interface {
 // Target says what is migrated.
 type Target struct {
 	schema.GroupResource
-	// Versions are those in which the resource may be served. The first is the one that is stored: objects are
-	// read and patched in no other, since another may lack fields of those that are stored in it already. The
-	// others are for lists, where an object cannot be brought to the first.
+	// Versions are the versions in which the resource may be served, the stored one first. Objects are read and
+	// patched in that version only, since another one may lack fields of objects that are stored in it already. The
+	// other versions are for lists, if an object cannot be converted to the first.
 	Versions []string
 }
 
 // Options bound what a run asks of the server. The zero value of a field means its default.
 type Options struct {
-	// MaxParallel bounds the patches under way. Fewer are where the server says that they are
-	// too many. Default: 128.
+	// MaxParallel limits the patches under way. There are fewer while the server answers that it is too busy. Default:
+	// 128.
 	MaxParallel int
 	// Gentle keeps so few patches under way that hardly any waits for another at the server, by how
 	// long they take; or that none takes longer by more than MaxAdded, if that is not 0.
 	Gentle   bool
 	MaxAdded time.Duration
-	// Pacer has the run give way to clients. Nil: it does not.
+	// Pacer makes the run give way to clients. Nil: it does not.
 	Pacer *pace.Pacer
 	// PageSize is how many objects are listed at a time, at most: fewer at first, and of large ones. Default: 500.
 	PageSize int
 	// MaxNamed bounds Result.Failed; all failures are counted. Default: 1000.
 	MaxNamed int
-	// Failed, if not nil, is told every failure that the run meets, by several goroutines at
-	// once. A run that goes on from a cursor may meet one again.
+	// Failed, if not nil, is called for every failure of the run, by several goroutines at once. A run that resumes at
+	// a cursor may meet a failure again.
 	Failed func(Failure)
 	// Resume is where to go on; the zero Cursor is the beginning.
 	Resume Cursor
@@ -94,18 +94,17 @@ func (o Options) withDefaults() Options {
 // Progress counts objects. Invariant: at the end of a run that returns no error,
 // Total = Patched + Overtaken + Gone + the sum of Failed.
 type Progress struct {
-	// Expected is how many objects there were when they were first listed; 0 if the server
-	// does not tell.
+	// Expected is the number of objects at the first list; 0 if the server does not report it.
 	Expected int64
 	// Total is how many objects were listed.
 	Total int64
 	// Patched were written by the server, or needed no write.
 	Patched int64
-	// Overtaken were written by somebody else after they were listed.
+	// Overtaken counts objects that clients wrote after they were listed.
 	Overtaken int64
 	// Gone were deleted after they were listed, and maybe created again.
 	Gone int64
-	// Failed counts those that could not be migrated.
+	// Failed counts the objects that could not be migrated.
 	Failed Counts
 	// Throttled is how often the server said that it is too busy.
 	Throttled int64
@@ -146,7 +145,7 @@ const (
 	// Rejected: admission or validation refuses the object as it is, or the server cannot
 	// write it for another reason of its own.
 	Rejected
-	// Conflict: the server says that it conflicts, though it was not written since.
+	// Conflict: the server answers with a conflict although the object was not written since.
 	Conflict
 	// TooLarge: the store does not take it.
 	TooLarge
@@ -188,7 +187,7 @@ type Report struct {
 	Overloaded bool
 }
 
-// Result is what a run did, together with the counts in Options.Resume.
+// Result is the outcome of a run. It includes the counts in Options.Resume.
 type Result struct {
 	Progress
 	// Failed names the failures of this run, at most Options.MaxNamed of them, by name.

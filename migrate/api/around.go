@@ -13,14 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// errNoWay says that nothing behind an object that cannot be read can be listed.
+// errNoWay says that the objects behind one that cannot be read cannot be listed.
 var errNoWay = errors.New("the list cannot go on behind an object that cannot be read")
 
 // many objects in a row that cannot be read may be a conversion webhook's failure, or another that passes.
 const many = 10
 
-// around goes past objects at a place that cannot be read, if the server names them, as kube-apiserver
-// does since 1.37: a list of one object then names all that are before the next one that can be read.
+// around skips objects that cannot be read, if the server names them, as kube-apiserver does since 1.37: a list of one
+// object then names all unreadable objects before the next readable one.
 func (l *lister) around(ctx context.Context, at place, cause *unreadable) (next place, err error) {
 	keys := unreadKeys(cause.err)
 	if now := l.opts.Clock.Now(); len(keys) >= many && l.outage.lasts(now) {

@@ -21,7 +21,7 @@ type Client struct {
 	rest *rest.RESTClient
 	// through names the subresource that patches go to, empty for the resource itself.
 	through func(schema.GroupVersionResource) string
-	// wrote, if not nil, is told the resourceVersion of each object that a patch changed.
+	// wrote, if not nil, is called with the resourceVersion of each object that a patch changed.
 	wrote func(resourceVersion string)
 }
 
@@ -40,15 +40,14 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return &Client{rest: c, through: func(schema.GroupVersionResource) string { return "" }}, nil
 }
 
-// Through returns a Client whose patches go to a subresource, where of names one. Less stands
-// in the way of a patch of the status than of one of the object: no validation of the rest,
-// and fewer webhooks.
+// Through returns a Client that patches the subresource named by of, if any. A patch of the status meets fewer
+// obstacles than one of the object: no validation of the other fields, and fewer webhooks.
 func (c *Client) Through(of func(schema.GroupVersionResource) string) *Client {
 	return &Client{rest: c.rest, through: of, wrote: c.wrote}
 }
 
-// Telling returns a Client that tells the resourceVersion which each object has after a patch that changed
-// it, by several goroutines at once.
+// Telling returns a Client that passes the new resourceVersion of each object that a patch changed to wrote, from
+// several goroutines at once.
 func (c *Client) Telling(wrote func(resourceVersion string)) *Client {
 	return &Client{rest: c.rest, through: c.through, wrote: wrote}
 }
@@ -56,7 +55,7 @@ func (c *Client) Telling(wrote func(resourceVersion string)) *Client {
 // fieldManager is the owner of the fields that the patches change: there are none.
 const fieldManager = "concord-migration"
 
-// List implements API. It returns fewer objects than it may where so many are larger than 4 MiB.
+// List implements API. It returns fewer objects than allowed if they are larger than 4 MiB together.
 func (c *Client) List(ctx context.Context, resource schema.GroupVersionResource, limit int64, from string) (*metav1.PartialObjectMetadataList, error) {
 	for ; limit > 1; limit /= 2 {
 		within, cut := withCut(ctx)

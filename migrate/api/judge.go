@@ -37,8 +37,8 @@ type verdict struct {
 	reason Reason
 	// after is when the server wants to be asked again at the earliest.
 	after time.Duration
-	// everybody says of a busy server that it says so of itself: that it takes fewer, or that
-	// its etcd does not answer.
+	// everybody says that a busy server speaks of itself and not of one object: it limits requests, or its etcd does
+	// not answer.
 	everybody bool
 }
 
@@ -57,7 +57,7 @@ func judge(err error) verdict {
 	text := err.Error()
 	switch code := status.Status().Code; {
 	case strings.Contains(text, "request is too large") || strings.Contains(text, "message larger than max") || code == http.StatusRequestEntityTooLarge:
-		// The second words are those of the API server's etcd client.
+		// The second text is that of the API server's etcd client.
 		v.answer, v.reason = refused, TooLarge
 	case strings.Contains(text, "conversion webhook for"):
 		// The API server's own words for what a conversion webhook did; it has no code for it.
@@ -94,8 +94,8 @@ func judge(err error) verdict {
 // same place.
 var unreached = regexp.MustCompile(`conversion webhook for .* failed: (Post "|the server (could not find the requested resource|has received too many requests|is currently unable to handle the request|was unable to return a response in the time allotted))`)
 
-// keysUnreached matches its words where a KMS plugin was not reached: for one value, since
-// it started, or for so long that it does not encrypt any more.
+// keysUnreached matches the text of an error when a KMS plugin was not reached: for one value, since the server
+// started, or for so long that the server no longer encrypts.
 var keysUnreached = regexp.MustCompile(`failed to decrypt DEK, error: rpc error: code = (Unavailable|DeadlineExceeded) |got unexpected nil transformer|encryptedDEKSource with keyID hash .* expired at `)
 
 // etcdUnreached matches its words, with code 500, where etcd did not answer or takes nothing:
@@ -123,7 +123,7 @@ func undecoded(s metav1.Status, text string) bool {
 	return false
 }
 
-// lasting says that a list fails for a reason that no waiting and no other version changes.
+// lasting reports whether a list fails for a reason that neither waiting nor another version changes.
 func lasting(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {

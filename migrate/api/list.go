@@ -14,14 +14,13 @@ import (
 type lister struct {
 	*run
 	tasks chan<- task
-	// size is how many objects are asked for: half of it after a page that could not be
-	// read, since it may be for one of its objects, and nextPage after one that could. most
-	// bounds it to half of the number that took the server too long.
-	// Invariant: 1 <= size <= most.
+	// size is the number of objects to ask for. It is halved after a page that could not be read, because one object
+	// may be the cause, and set to nextPage after a page that could. most is halved when a list took the server too
+	// long. Invariant: 1 <= size <= most.
 	size, most int
 	// slow counts the times that even one object took it too long, and most was given up.
 	slow int
-	// submitted says that something was.
+	// submitted says that an object was submitted.
 	submitted bool
 	// outage is the patience with a server that can read none of many objects in a row.
 	outage *patience
@@ -36,9 +35,9 @@ func newLister(r *run, tasks chan<- task) *lister {
 
 // place is where a list goes on.
 type place struct {
-	// end says that nothing comes any more.
+	// end says that there is nothing more.
 	end bool
-	// token is the server's, or one of its format; empty at the beginning.
+	// token is a continue token of the server or of the same format; empty at the beginning.
 	token string
 	// left is how many objects there are from here on; uncounted if the server did not say.
 	left int64
@@ -46,8 +45,8 @@ type place struct {
 
 const uncounted int64 = -1
 
-// unreadable says that a page cannot be read in any version, for the objects in it or for the
-// server's own reasons, however often it is asked for, or takes the server too long.
+// unreadable says that a page cannot be read in any version, however often it is asked for, because of its objects or
+// for reasons of the server, or because it takes the server too long.
 type unreadable struct {
 	reason Reason
 	err    error
@@ -148,11 +147,11 @@ func behind(list *metav1.PartialObjectMetadataList) int64 {
 	return *list.RemainingItemCount
 }
 
-// page reads a page, in the version that is stored. Where that fails for what is in the page, others are
-// tried: a server that cannot bring some object to one version may be able to bring it to another, and a list says
-// the same of it in each. One of them that is busy is asked for again: a few times, or, if the server says so of itself, as
-// long as patience lasts. The next page begins with the stored version again. The error is an unreadable if each
-// version failed so many times, or several objects took too long.
+// page reads a page in the stored version. If that fails because of the content of the page, other versions are tried:
+// a server that cannot convert an object to one version may be able to convert it to another, and the lists of all
+// versions have the same objects. A version for which the server is busy is tried again: a few times or, if the server
+// is busy in general, as long as patience lasts. The next page begins with the stored version again. The error is an
+// unreadable if each version failed this number of times, or several objects took too long.
 func (l *lister) page(ctx context.Context, token string, limit, tries int) (*metav1.PartialObjectMetadataList, error) {
 	wasAway := false
 	var cause *unreadable // what is told of the page: what named objects, or else what came first
@@ -215,7 +214,7 @@ func (l *lister) page(ctx context.Context, token string, limit, tries int) (*met
 	}
 }
 
-// list reads a page in a version. That the one which is stored is not served may be in passing.
+// list reads a page in a version. If the server does not serve the stored version, that may be temporary.
 func (l *lister) list(ctx context.Context, version int, token string, limit int) (*metav1.PartialObjectMetadataList, error) {
 	for tried, backoff := 1, minBackoff; ; tried, backoff = tried+1, 2*backoff {
 		list, err := l.api.List(ctx, l.target.WithVersion(l.target.Versions[version]), int64(limit), token)
@@ -231,10 +230,9 @@ func (l *lister) list(ctx context.Context, version int, token string, limit int)
 	}
 }
 
-// tooMany takes in that a list of so many objects took the server too long, and says whether it
-// may be that they are too many. Then no more than half of them are asked for from now on:
-// each list that takes too long may take it a minute. If one object takes too long, too, it was
-// not for how many they were.
+// tooMany records that a list of this size took the server too long, and reports whether the size may be the cause.
+// Then at most half as many objects are asked for from now on, because each list that takes too long may take the
+// server a minute. If a single object takes too long, the size is not the cause.
 func (l *lister) tooMany(limit int) bool {
 	if limit > 1 {
 		l.most = limit / 2
@@ -257,7 +255,7 @@ func (r *run) begin(first bool) {
 	r.frontier = newFrontier("", Progress{}, Progress.plus, r.opts.MaxNamed)
 }
 
-// listed begins a page of so many objects, with so many behind it, if that is known.
+// listed begins a page with this number of objects, and records the number of objects behind it, if known.
 func (r *run) listed(objects int, after string, behind int64) *page {
 	r.mu.Lock()
 	defer r.mu.Unlock()

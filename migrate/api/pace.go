@@ -26,7 +26,7 @@ type window struct {
 	gentle *gentle
 }
 
-// taken is the window after a patch that the server took, which had taken so long.
+// taken returns the window after a successful patch that took this long.
 func (w window) taken(now time.Time, took time.Duration) window {
 	grows := 1.0
 	if w.gentle != nil {
@@ -106,8 +106,8 @@ func (g gentle) grows(limit float64) float64 {
 	return 0
 }
 
-// throttled is the window after a patch begun at a time that the server was too busy for.
-// One that was under way when the window was last halved says nothing new.
+// throttled returns the window after the server was too busy for a patch that began at this time. A patch that was
+// under way when the window was last halved is no news.
 func (w window) throttled(begun, now time.Time) window {
 	if !begun.Before(w.cut) {
 		w.limit, w.cut = max(1, w.limit/2), now
@@ -140,8 +140,8 @@ func newTurnstile(o Options) *turnstile {
 	return t
 }
 
-// Turns lets requests through that are made beside a run's, such as those of a proof, as it lets
-// patches through. Each waits until it may begin, and tells done how it ended.
+// Turns paces requests that accompany a run, such as those of a proof, in the same way as the patches of a run. Each
+// request calls enter, which waits until it may begin, and passes its result to done.
 func Turns(o Options) (enter func(context.Context) (done func(error), err error)) {
 	t := newTurnstile(o.withDefaults())
 	return func(ctx context.Context) (func(error), error) {
@@ -181,7 +181,7 @@ func (t *turnstile) begin() (begun time.Time, closed time.Duration, ok bool) {
 	return now, 0, true
 }
 
-// nudge wakes one of the patches that wait.
+// nudge wakes one of the waiting patches.
 func (t *turnstile) nudge() {
 	select {
 	case t.free <- struct{}{}:
@@ -226,7 +226,7 @@ func waitOr(ctx context.Context, c clock.WithTicker, d time.Duration, or <-chan 
 	return nil
 }
 
-// patience ends when the server has given nobody an answer for too long.
+// patience runs out when the server has answered no request successfully for too long.
 type patience struct {
 	bound time.Duration
 	// forget is the time without a failure after which the server, webhook or plugin that it

@@ -7,13 +7,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Lister lists at most so many objects, from where a token says.
+// Lister lists at most limit objects, from where a token says.
 type Lister func(limit int, from string) (*metav1.PartialObjectMetadataList, error)
 
-// Pages lists all objects, page by page, and gives each page to take: so many at most, and fewer where they
-// are large. Where a token has become too old it goes on with the one that the server gives for the same place,
-// as it is now; without one it begins again, after a call of anew. Objects that it shows from a later time were
-// written since the list began.
+// Pages lists all objects, page by page, and passes each page to take. A page has at most most objects, and fewer if
+// they are large. If a continue token has expired, the list continues with the token that the server offers for the
+// same place at a newer resourceVersion; without such a token it begins again, after a call of anew. Objects with a
+// later resourceVersion were written since the list began.
 func Pages(ctx context.Context, most int, list Lister, anew func(), take func([]metav1.PartialObjectMetadata) error) error {
 	from, size := "", min(FirstPage, most)
 	for begun, moved := 1, 0; ; {

@@ -26,8 +26,8 @@ const (
 	// jitter is the part of the time between two attempts at an object that is added to it at
 	// random: objects that failed together do not come back together.
 	jitter = 0.5
-	// attempts is how often the server may fail at one object. Once so many objects in a row
-	// have failed for it, the next ones are tried once only, until one does not fail.
+	// attempts is how often the server may fail at one object. After that many objects have failed in a row, the
+	// following ones are tried only once, until one succeeds.
 	attempts = 4
 	inARow   = 50
 	// beginnings bounds how often a list whose token was too old begins again, since the server knew no
@@ -87,7 +87,7 @@ var newFrontier = progress.NewFrontier[string, Progress, Failure]
 type page struct {
 	*progress.Piece[string, Progress, Failure]
 	left int
-	// last says that nothing goes on behind it: the frontier stays before it.
+	// last says that the run does not go beyond this page: the frontier stays before it.
 	last bool
 }
 
@@ -188,7 +188,7 @@ func (r *run) migrate(ctx context.Context, t task, begun time.Time) error {
 				return r.refused(ctx, t, v.reason, err)
 			}
 		case away:
-			// Others may need no webhook: only this object's own success says that it is back.
+			// Other objects may need no webhook, so only this object's own success shows that the webhook is back.
 			r.patience.answered()
 			now := r.opts.Clock.Now()
 			if lasts := alone.lasts(now); !r.webhook.lasts(now) || !lasts {
@@ -226,8 +226,8 @@ func (r *run) worth() int {
 	return attempts
 }
 
-// refused looks what became of an object that the server does not take: one that was
-// written or deleted meanwhile is done, whatever the reason was.
+// refused checks an object that the server did not accept: if it was written or deleted in the meantime it is done,
+// whatever the reason was.
 func (r *run) refused(ctx context.Context, t task, reason Reason, cause error) error {
 	now, err := r.look(ctx, t.NamespacedName)
 	switch {
@@ -283,14 +283,13 @@ func (r *run) look(ctx context.Context, name types.NamespacedName) (*metav1.Part
 	}
 }
 
-// gone says that an object does not exist; an error that says no more than "not found" may
-// also be about its resource.
+// gone reports whether an object does not exist; an error that only says "not found" may also concern its resource.
 func gone(err error) bool {
 	var status apierrors.APIStatus
 	return apierrors.IsNotFound(err) && errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
 }
 
-// hinder tells of an error after which the server is asked again.
+// hinder reports an error after which the server is asked again.
 func (r *run) hinder(err error) {
 	r.mu.Lock()
 	r.hindered = err

@@ -18,8 +18,8 @@ const (
 	mostBytes = 2 * pageBytes
 )
 
-// nextPage is how many objects to ask for after a page, at most so many: twice as many as it has, or fewer
-// where a page of objects like these would be larger than about 2 MiB.
+// nextPage returns how many objects to ask for after a page, at most most: twice as many as the page has, or fewer if
+// a page of such objects would be larger than about 2 MiB.
 func nextPage(page *metav1.PartialObjectMetadataList, most int) int {
 	objects := len(page.Items)
 	return max(1, min(2*objects, objects*pageBytes/cmp.Or(page.Size(), 1), most))
@@ -56,7 +56,7 @@ func (b *cutBody) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// withCut has the answer of a request cut. It returns what tells whether it was.
+// withCut allows the answer of a request to be cut. The result says whether it was.
 func withCut(ctx context.Context) (context.Context, *bool) {
 	cut := new(bool)
 	return context.WithValue(ctx, cutKey{}, cut), cut

@@ -9,8 +9,8 @@ import (
 // as the objects' own affair.
 const several = 3
 
-// stuck counts the objects of a run that were written, and those that the server is too busy for. By the
-// ones beside them it is known whether that is for the server or for them.
+// stuck counts the objects of a run that were written, and those for which the server was too busy. Comparing the two
+// shows whether the server or the object is the cause.
 type stuck struct {
 	mu      sync.Mutex
 	written int
@@ -22,7 +22,7 @@ type passedOver struct {
 	// since is when it was so for the first time; written were the objects written by then.
 	since   time.Time
 	written int
-	// own says that the server has not said each time that it is so for everybody.
+	// own says that the server has not always said that it is busy in general.
 	own bool
 }
 
@@ -33,7 +33,7 @@ func (s *stuck) took() {
 	s.written++
 }
 
-// refused notes that the server is too busy for an object, as for everybody if it says so.
+// refused records that the server was too busy for an object; everybody means that it said it is busy in general.
 func (s *stuck) refused(p *passedOver, now time.Time, everybody bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,8 +56,9 @@ func (s *stuck) done(p *passedOver) {
 	}
 }
 
-// itself says whether the server is too busy for an object because of that: it was so for long while others
-// were written, or nobody is answered any more, and before that enough were written beside all that wait.
+// itself reports whether the object is the cause of the server's being too busy for it: other objects were written for
+// a long time meanwhile, or the server answers nothing any more and enough objects were written before beside all that
+// wait.
 func (s *stuck) itself(p *passedOver, waited time.Duration, patience time.Duration, answers bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,8 +21,8 @@ type Bounds struct {
 	MaxPerSecond int // bounds the objects written per second in any case, if it is not 0; after a late timer a fifth more may go in one second
 }
 
-// Default is Bounds.Least for objects that are rewritten in the store, and Patched for those that
-// a server patches, which takes it several times as long.
+// Default is Bounds.Least for objects that are rewritten in the store. Patched is the one for objects that a server
+// patches, which takes it several times as long.
 const Default, Patched = 650, 100
 
 // Latency is the time that requests took that ended in a period: nine of ten at most Slow.
@@ -39,17 +39,17 @@ type Seen struct {
 	Latencies   map[string]Latency // of requests, by the class that they have in common
 }
 
-// Clients are those of a server. Watch begins to look at them, until stop. look returns the
-// observation since the last look, and the first time one from shortly before.
+// Clients are the clients of a server. Watch begins to observe them, until stop is called. look returns the
+// observation since the last call of look; the first call returns one of a short time before.
 type Clients interface {
 	Watch() (look func() Seen, stop func())
 }
 
 const (
 	tick = 200 * time.Millisecond // how often the rate is decided on
-	// restEvery: of so many ticks while clients are served the first two are a rest. Requests
-	// under way end in the first; the second shows how long requests take without the migration.
-	// The median of keptRests counts: in any of them something else may have disturbed.
+	// restEvery: of this many ticks with clients the first two are a rest. Requests under way finish in the first; the
+	// second shows how long requests take without the migration. The median of the last keptRests rests counts,
+	// because something else may have disturbed any one of them.
 	restEvery, keptRests = 24, 5
 	// restMemory is over how many ticks, about, the part of rests is known. The least rate makes up
 	// for as much of them as leaves a rate of not more than Least/mostResting.
@@ -74,8 +74,8 @@ type State struct {
 	rests      []map[string]Latency // the latencies in the last ones
 }
 
-// Next is the state for the next tick, after one in which this was seen of clients, and so many
-// objects per second were written.
+// Next returns the state for the next tick, given the observation of clients in the last one and the objects per
+// second that were written in it.
 func (s State) Next(b Bounds, seen Seen, wrote float64) State {
 	most := math.Inf(1)
 	if b.MaxPerSecond > 0 {
@@ -123,7 +123,7 @@ func (s State) look(b Bounds, seen Seen, wrote float64) State {
 	return s
 }
 
-// join returns the latencies seen in two times, in the first of which requests were few.
+// join merges the latencies of two periods, in the first of which there were few requests.
 func join(one, other map[string]Latency) map[string]Latency {
 	all := map[string]Latency{}
 	for _, seen := range []map[string]Latency{one, other} {

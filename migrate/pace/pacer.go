@@ -79,9 +79,9 @@ func (p *Pacer) Admit(ctx context.Context, bytes int) (waited bool, err error) {
 	return true, ctx.Err()
 }
 
-// turn takes a turn if there is one, and else returns after how long to ask again. Objects go in
-// bursts, since etcd commits those that come together together: one by one each would have the
-// disk busy once, which clients' writes wait for.
+// turn takes a turn if there is one, and otherwise returns after how long to ask again. Objects go in bursts, because
+// etcd commits simultaneous writes together: writing one by one would make the disk sync for each, and clients' writes
+// wait for it.
 func (p *Pacer) turn(objects float64) (after time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -50,7 +50,7 @@ func (f *Frontier[P, C, F]) Name(p *Piece[P, C, F], failures ...F) {
 	}
 }
 
-// End says that a piece is done.
+// End marks a piece as done.
 func (f *Frontier[P, C, F]) End(p *Piece[P, C, F]) {
 	p.done = true
 	for len(f.pending) > 0 && f.pending[0].done {

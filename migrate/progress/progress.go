@@ -1,21 +1,21 @@
-// Package progress says how far several workers are together, and tells one listener.
+// Package progress tracks how far several workers are together, and reports it to one listener.
 package progress
 
 import "sync"
 
-// Teller calls a listener with how far something is, one call at a time. A worker that
-// has something to tell while a call takes its time goes on: it is told in the next call.
+// Teller reports progress to a listener, one call at a time. A worker with news does not wait for a call under way;
+// its news are part of the next call.
 type Teller[T any] struct {
 	now  func() T
 	told func(T)
 
 	mu sync.Mutex // guards the fields below
-	// telling says that told is being called, and untold that there is more to tell.
+	// telling says that the listener is being called, and untold that there is more to report.
 	telling, untold bool
 }
 
-// NewTeller tells the listener told what now returns. Both may take locks of their own and
-// are called by one goroutine at a time. A nil told is not called.
+// NewTeller returns a Teller that calls told with the result of now. Both may take locks of their own; each is called
+// by one goroutine at a time. A nil told is not called.
 func NewTeller[T any](now func() T, told func(T)) *Teller[T] {
 	if told == nil {
 		told = func(T) {}
@@ -23,9 +23,8 @@ func NewTeller[T any](now func() T, told func(T)) *Teller[T] {
 	return &Teller[T]{now: now, told: told}
 }
 
-// Tell has the listener told of everything up to now: by this call or, if another one is
-// telling, by that one after the listener's call under way. A panic of the listener goes through
-// Tell, and nothing is told after it.
+// Tell reports everything up to now to the listener: in this call or, if another one is under way, by that one
+// afterwards. A panic of the listener passes through Tell, and nothing is reported after it.
 func (t *Teller[T]) Tell() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -40,7 +39,7 @@ func (t *Teller[T]) Tell() {
 	t.telling = false
 }
 
-// call tells once without mu, which is held again afterwards, even after a panic.
+// call reports once, without holding mu, which is held again afterwards, even after a panic.
 func (t *Teller[T]) call() {
 	t.mu.Unlock()
 	defer t.mu.Lock()

@@ -5,10 +5,9 @@ import (
 	"sync"
 )
 
-// budget bounds the bytes of values that a run holds, from before a page is read until
-// the values that came of it are written. Callers that want more than there is wait; a single value that
-// is larger than the whole budget is let through alone.
-// Invariant: held <= limit, but for such a value and for the bytes that grow counts.
+// budget limits the bytes of values that a run holds, from before a page is read until its values are written. Callers
+// that need more than is left wait; a single value that is larger than the whole budget may pass alone. Invariant:
+// held <= limit, except for such a value and for the bytes that grow counts.
 type budget struct {
 	limit int64
 

@@ -52,7 +52,7 @@ type Damaged struct {
 // Verify decodes a stored value as an API server does, and says why that fails.
 type Verify func(value []byte) error
 
-// censusAttempts is how often a census starts anew because its revision was compacted.
+// censusAttempts is how often a census restarts because its revision was compacted.
 const censusAttempts = 5
 
 // Count counts the objects stored under prefix ("/registry") by resource and encoding.
@@ -100,7 +100,7 @@ func Unowned(key string) bool {
 	return unowned.Has(folder)
 }
 
-// place is an object's resource, as far as its key tells it.
+// place is an object's resource, as far as its key shows it.
 type place struct {
 	resource string
 	group    string
@@ -119,15 +119,15 @@ type cell struct {
 
 type amount struct{ objects, bytes int64 }
 
-// tally collects a census. Values that cannot be read do not tell their group; it is
-// looked up at the end, among the other groups that were found.
+// tally collects a census. Values that cannot be read do not show their group; it is looked up at the end, among the
+// other groups that were found.
 type tally struct {
 	verify      Verify
 	cells       map[cell]amount
 	unknown     []string
 	undecodable []Damaged
-	// seen has the groups of the readable objects of each resource whose keys do not tell
-	// the group, reported the groups that StorageVersions name for each resource.
+	// seen holds, for each resource whose keys do not show the group, the groups of its readable objects. reported
+	// holds the groups that StorageVersions name for each resource.
 	seen, reported map[string]sets.Set[string]
 }
 
@@ -254,9 +254,8 @@ func (t *tally) census(revision int64) Census {
 	return census
 }
 
-// group guesses the group of a resource whose key does not tell it and whose value
-// cannot be read: that of its readable objects, else that of its StorageVersion, else
-// the core group.
+// group guesses the group of a resource whose key does not show it and whose value cannot be read: that of its
+// readable objects, else that of its StorageVersion, else the core group.
 func (t *tally) group(resource string) string {
 	for _, groups := range []sets.Set[string]{t.seen[resource], t.reported[resource]} {
 		if len(groups) == 1 {

@@ -40,11 +40,10 @@ func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
 	return agree.Encoding(apiVersion), kind, true
 }
 
-// Encryption names the provider and the key that an encrypted value was sealed with, as the
-// API server's providers mark it: "<provider>:<version>:<key or plugin name>", for example
-// "aescbc:v1:key1". A plugin of KMS v2 has many keys, so that the fingerprint of the one
-// that the value needs stands behind its name. One that is encrypted, and does not tell with
-// what, has Unnamed. It is not ok for a value that is not encrypted.
+// Encryption returns the provider and the key of an encrypted value, as the API server's providers mark it:
+// "<provider>:<version>:<key or plugin name>", for example "aescbc:v1:key1". A KMS v2 plugin has many keys, so that
+// the fingerprint of the value's key follows the plugin's name. An encrypted value that does not name its key has
+// Unnamed. ok is false for a value that is not encrypted.
 func Encryption(value []byte) (name string, ok bool) {
 	rest, found := bytes.CutPrefix(value, encryptedPrefix)
 	if !found {
@@ -70,13 +69,13 @@ func Encryption(value []byte) (name string, ok bool) {
 }
 
 const (
-	// Unnamed is the name from Encryption for a value that does not tell with what it is encrypted.
+	// Unnamed is the name from Encryption for a value that does not name its key.
 	Unnamed = "?"
 	// kmsProvider is how Encryption begins for values of plugins of KMS v2.
 	kmsProvider = "kms:v2:"
 	// kmsKeyID is the field of the KMS's EncryptedObject with the key's ID.
 	kmsKeyID = 2
-	// kmsFingerprintBytes are those of the SHA-256 of the ID.
+	// kmsFingerprintBytes is how many bytes of the SHA-256 of the ID the fingerprint has.
 	kmsFingerprintBytes = 8
 )
 
@@ -245,7 +244,7 @@ func (s *scanner) text() (string, bool) {
 	return text, true
 }
 
-// isPlain says that a string needs no unescaping and no check of its encoding.
+// isPlain reports whether a string needs no unescaping and no check of its encoding.
 func isPlain(text []byte) bool {
 	for _, c := range text {
 		if c == '\\' || c < ' ' || c >= 0x80 {

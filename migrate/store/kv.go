@@ -7,7 +7,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// Errors that a KV tells apart, so that callers can branch on them with errors.Is.
+// Errors of a KV on which callers can branch with errors.Is.
 var (
 	// ErrFenced means that the StorageVersion key is not at the revision a transaction
 	// was to prove: that transaction wrote nothing.
@@ -20,8 +20,8 @@ var (
 	// ErrUnavailable means that the store does not answer now, for example because it
 	// restarts or has no leader. A value that a transaction was to write may have been written.
 	ErrUnavailable = errors.New("the store does not answer")
-	// errFull, beside ErrUnavailable, means that it takes no writes before somebody makes
-	// room: that is waited for as long as it takes.
+	// errFull, together with ErrUnavailable, means that the store accepts no writes until somebody makes room: a run
+	// waits for that as long as it takes.
 	errFull = errors.New("the store has no space")
 	// ErrKeysUnavailable, wrapped in a Transformer's error, means the same of the encryption
 	// provider: nothing is known to be wrong with the value.
@@ -43,10 +43,10 @@ type Entry struct {
 // Page is a piece of a range, in key order.
 type Page struct {
 	Entries []Entry
-	// More says that the range goes on behind the last entry.
+	// More says that the range continues behind the last entry.
 	More bool
-	// Count is how many keys the range had from its start, those of the page included. Pieces
-	// of a stream do not tell it.
+	// Count is the number of keys in the range from its start, including the page's. Pieces of a stream do not have
+	// it.
 	Count int64
 	// Revision is the store's revision at which the page was read.
 	Revision int64
@@ -69,8 +69,8 @@ type Fence struct {
 	Revision int64
 }
 
-// MaxReply bounds the bytes that a Reader takes at a time, but for a single entry. It is
-// the memory that a read may cost, however wrong the guess of the values' sizes was.
+// MaxReply limits the bytes that a Reader receives at a time, except for a single larger entry. It is the most memory
+// that a read may need, however wrong the estimate of the values' sizes was.
 const MaxReply = 4 << 20
 
 // Reader reads ranges of raw values.

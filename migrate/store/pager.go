@@ -9,11 +9,10 @@ import (
 
 // pager reads a prefix page by page, all pages at the revision of the first.
 //
-// etcd visits every key of the range that it is asked for, to count them, however few of
-// them are read: asked for all that is left page by page, a million keys would be visited
-// a thousand million times. So the pager asks for ranges that are not much longer than a
-// page: the keys that begin as those of the last page all began. Where pages would be long,
-// and etcd can, it has the rest sent as one stream.
+// etcd visits every key of a requested range to count them, however few of them it returns. If every page asked for
+// all that is left, a million keys would be visited a thousand million times. So the pager asks for ranges that are
+// not much longer than a page: keys that share the common prefix of the last page's keys. If pages would be long, and
+// etcd supports it, it requests the rest as one stream.
 type pager struct {
 	reader Reader
 	next   string
@@ -91,7 +90,7 @@ func (p *pager) page(ctx context.Context) (Page, error) {
 	switch {
 	case page.More && n > 0:
 		p.next = page.Entries[n-1].Key + "\x00"
-		// A stream may end before its time, and the range read then is to be short.
+		// A stream may end early; the range that is read then should be short.
 		if streamed || page.Count > longRange*int64(max(p.limit, firstLimit)) {
 			p.common = commonPrefix(page.Entries[0].Key, page.Entries[n-1].Key)
 		}
@@ -136,7 +135,7 @@ func (p *pager) piece(ctx context.Context) (page Page, err error) {
 	return page, err
 }
 
-// widen goes on behind a range that was read to its end, with one that is longer.
+// widen continues behind a range that was read to its end, with a longer one.
 func (p *pager) widen() {
 	p.next = clientv3.GetPrefixRangeEnd(p.common)
 	for len(p.common) > len(p.prefix) {

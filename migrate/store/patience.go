@@ -8,8 +8,7 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// How long one call of the store may take, and how long to wait before one that failed is
-// made again.
+// Limits of one call of the store, and waits before a failed call is repeated.
 const (
 	callTimeout = 30 * time.Second
 	minBackoff  = 20 * time.Millisecond

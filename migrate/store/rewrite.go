@@ -30,7 +30,7 @@ import (
 	"github.com/concord-dev/concord/migrate/pace"
 )
 
-// Target says what is rewritten to what, and under which permission.
+// Target says which values are rewritten, to which encoding, and under which permission.
 type Target struct {
 	GroupResource schema.GroupResource
 	// Encoding is the group/version that every value is to have afterwards.
@@ -51,10 +51,9 @@ type Target struct {
 	// Codec decodes every version that may be stored and encodes Encoding. It is used
 	// by several goroutines at once. It may be nil where there is Convert.
 	Codec machinery.Codec
-	// Convert, if not nil, does what Codec does for the plaintexts of a piece of a page at
-	// once, and instead of it: at most Options.PieceKeys of them, and Options.PieceBytes but for
-	// one that is larger alone. It returns one Converted for each, in their order, and is
-	// used by several goroutines at once.
+	// Convert, if not nil, replaces Codec: it converts the plaintexts of a piece of a page at once. A piece has at
+	// most Options.PieceKeys values and Options.PieceBytes bytes, except for a single larger value. It returns one
+	// Converted for each, in order, and is called by several goroutines at once.
 	Convert func(ctx context.Context, plains [][]byte) []Converted
 	// Shortcut, if not nil, does for many plaintexts what Codec does, in less time; where
 	// it is not ok Codec is asked. The shortcut's output is verified like Codec's.
@@ -62,8 +61,8 @@ type Target struct {
 	// New makes the empty object to decode into, as the resource's storage does. Without
 	// one a codec takes a custom resource with a top-level field "items" for a list.
 	New func() machinery.Object
-	// Transformer encrypts and decrypts; nil stands for values that are not encrypted. Its
-	// errors are the value's, but for those that wrap ErrKeysUnavailable.
+	// Transformer encrypts and decrypts; nil for values that are not encrypted. Its errors concern the value, except
+	// for those that wrap ErrKeysUnavailable.
 	Transformer value.Transformer
 }
 
@@ -102,32 +101,31 @@ func (t *Target) transformer() value.Transformer {
 // Options bound what a run takes of memory, CPU and the store. The zero value of a
 // field means its default.
 type Options struct {
-	// UnderWay is how many transactions may be under way at once, each of them for one object.
-	// With 1 everything happens in the calling goroutine and in key order, but for the yielding.
-	// Default: DefaultUnderWay.
+	// UnderWay limits the transactions under way, each of them for one object. With 1 everything happens in the
+	// calling goroutine and in key order, except for the yielding. Default: DefaultUnderWay.
 	UnderWay int
-	// PageKeys and PageBytes bound a page. Where pages would be long, etcd sends pieces of its
-	// own size instead. Bytes are estimated from the page before, and in no case more than
-	// MaxReply, but for a single value. Defaults: 4000 and 3 MiB.
+	// PageKeys and PageBytes limit a page. If pages would be long, etcd sends pieces of its own size instead. Bytes
+	// are estimated from the page before; a page never has more than MaxReply, except for a single larger value.
+	// Defaults: 4000 and 3 MiB.
 	PageKeys, PageBytes int
 	// PieceKeys and PieceBytes bound the entries judged together, and so converted by one call
 	// of Target.Convert; a larger single value goes alone. Defaults: 100 and 1 MiB.
 	PieceKeys, PieceBytes int
-	// MemoryBytes bounds the values held at a time, each counted twice: as it was read and
-	// as it is written. Less than MaxReply means a page at a time. Bytes that etcd has sent
-	// and nobody has taken in come on top of it. Default: 6 MiB.
+	// MemoryBytes limits the values held at a time, each counted twice: as it was read and as it is written. With less
+	// than MaxReply there is one page at a time. Bytes that etcd has sent and that are not received yet come on top of
+	// it. Default: 6 MiB.
 	MemoryBytes int
 	// MaxNamed bounds Result.Failed; all failures are counted. Default: 1000.
 	MaxNamed int
-	// Failed, if not nil, is told every failure that the run meets, by several goroutines at
-	// once. A run that goes on from a cursor may meet one again.
+	// Failed, if not nil, is called for every failure of the run, by several goroutines at once. A run that resumes at
+	// a cursor may meet a failure again.
 	Failed func(Failure)
 	// Threads has the transactions of a piece under way at once; nil: goroutines, as many in all
 	// as UnderWay. Where it is given pieces are settled one after the other.
 	Threads Threads
 	// Resume is where to go on; the zero Cursor is the beginning.
 	Resume Cursor
-	// Pacer has the run give way to clients. Nil: it does not.
+	// Pacer makes the run give way to clients. Nil: it does not.
 	Pacer *pace.Pacer
 	// Patience is how long the store, or the encryption provider, may be unavailable before the
 	// run fails; less than 20 ms means that it fails at once. Default: 1 min.
@@ -136,9 +134,8 @@ type Options struct {
 	Clock clock.Clock
 }
 
-// DefaultUnderWay is how many transactions a run has under way at once. etcd writes its log for
-// all that it has been sent meanwhile, so that with few of them most of the time is spent
-// waiting for the disk.
+// DefaultUnderWay is how many transactions a run has under way at once. etcd syncs its log once for all writes that
+// arrived meanwhile, so that with few of them most of the time is spent waiting for the disk.
 const DefaultUnderWay = 256
 
 // pieces is how many pieces of pages are decoded, encoded and written at a time: most of the
@@ -166,19 +163,18 @@ func (o Options) withDefaults() Options {
 // Progress counts keys. Invariant: at the end of a run that returns no error,
 // Total = Rewritten + AlreadyCurrent + Gone + Failures.
 type Progress struct {
-	// Expected is how many keys the range had when it was first read. Clients add and
-	// delete objects meanwhile, so Total may end up on either side of it.
+	// Expected is the number of keys in the range when it was first read. Clients add and delete objects during the
+	// run, so that Total may end up on either side of it.
 	Expected int64
 	// Total is how many keys were read.
 	Total int64
 	// Rewritten were written in the encoding wanted.
 	Rewritten int64
-	// AlreadyCurrent needed no write, be it that a client rewrote them meanwhile.
+	// AlreadyCurrent counts values that needed no write, for example because a client had rewritten them.
 	AlreadyCurrent int64
 	// Gone were deleted between being read and being written.
 	Gone int64
-	// Changed counts the times a key had changed between being read and being written,
-	// and was therefore judged anew.
+	// Changed counts how often a key had changed between being read and being written, so that it was judged again.
 	Changed int64
 	// Failures could not be rewritten and are as they were. ByReason divides them.
 	Failures int64
@@ -250,7 +246,7 @@ type Failure struct {
 	Detail string
 }
 
-// Result is what a run did, together with the counts in Options.Resume.
+// Result is the outcome of a run. It includes the counts in Options.Resume.
 type Result struct {
 	Progress
 	// Failed names the failures of this run, at most Options.MaxNamed of them, by key.
@@ -267,14 +263,12 @@ type Engine struct{ kv KV }
 // New returns an engine over kv.
 func New(kv KV) *Engine { return &Engine{kv: kv} }
 
-// Run brings every value of the target to its encoding. The result is valid, as far as
-// it goes, also with an error. Values that cannot be rewritten are in the result and no
-// error. No error means that every page was done and that the fence stood after the last
-// write. ErrFenced means that the permission is gone: nothing was written after it went.
-// Any other error comes from the store or ctx; Run may then be called again, from the
-// cursor, and passes over what is done. progress, if not nil, is called after every piece
-// of a page, one call at a time and with counts that only grow; while a call takes its
-// time, other pieces go on until they have something to report.
+// Run brings every value of the target to its encoding. The result is valid, as far as it goes, also with an error.
+// Values that cannot be rewritten are part of the result and not an error. No error means that every page was done and
+// that the fence stood after the last write. ErrFenced means that the permission is gone; nothing was written after it
+// went. Any other error comes from the store or ctx; Run may then be called again, from the cursor, and skips what is
+// done. progress, if not nil, is called after every piece of a page, one call at a time and with counts that only
+// grow; other pieces continue during a call until they have something to report.
 func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress func(Report)) (Result, error) {
 	if err := target.Validate(); err != nil {
 		return Result{}, err

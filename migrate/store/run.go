@@ -288,9 +288,8 @@ func (r *run) admitted(ctx context.Context, c *chunk, p Put) (written bool, err 
 	return written, err
 }
 
-// again judges a value that was not written as it is now, until it is written or needs not be.
-// Other pieces go on meanwhile, but of this one there is no other value in memory: clients may
-// have made all of them large.
+// again judges a value that was not written in its current state, until it is written or needs no write. Other pieces
+// continue meanwhile, but no other value of this piece is in memory, because clients may have made all of them large.
 func (r *run) again(ctx context.Context, c *chunk, p Put) error {
 	for written := false; !written; {
 		var page Page
@@ -382,8 +381,8 @@ func (r *run) fail(c *chunk, failures ...Failure) {
 func (r *run) write(ctx context.Context, c *chunk, p Put) (written bool, err error) {
 	var revision int64
 	err = r.fenced(ctx, func(fence Fence) error {
-		// Where the store did not say whether it has written, the key tells when it is tried again: it
-		// has changed then, and is judged anew.
+		// If the store did not say whether it has written, the next try finds out by the key: it has changed then, and
+		// is judged again.
 		return r.patiently(ctx, func(ctx context.Context) (err error) {
 			written, revision, err = r.kv.Put(ctx, fence, p)
 			return err

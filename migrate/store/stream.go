@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// errNoStreams means that a range is to be read page by page.
+// errNoStreams means that a range has to be read page by page.
 var errNoStreams = errors.New("this etcd has no streams, which are new in 3.7")
 
 var (
@@ -53,7 +53,7 @@ func (e *Etcd) stream(ctx context.Context, start, end string, revision int64) (*
 	return &stream{etcd: e, start: start, revision: revision, receive: receive, cancel: cancel}, nil
 }
 
-// streamError is the meaning of a stream's error. A caller that gave up is told that and nothing else.
+// streamError translates a stream's error. A caller whose context ended gets only the context's error.
 func (e *Etcd) streamError(ctx context.Context, start string, revision int64, err error) error {
 	switch {
 	case ctx.Err() != nil:

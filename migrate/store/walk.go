@@ -13,9 +13,9 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// Walk visits the entries under a prefix in key order, a page at a time, until visit
-// fails. It begins with a linearizable read and stays at that revision; where that is
-// compacted meanwhile it goes on at the newest. visit must not keep an entry's value.
+// Walk visits the entries under a prefix in key order, a page at a time, until visit fails. It begins with a
+// linearizable read and stays at that revision; if that revision is compacted it continues at the newest. visit must
+// not keep an entry's value.
 func Walk(ctx context.Context, reader Reader, prefix string, visit func(Entry) error) error {
 	return patience{clock: clock.RealClock{}}.walk(ctx, reader, prefix, Options{}.withDefaults(), visit)
 }
@@ -58,17 +58,16 @@ func (p patience) walk(ctx context.Context, reader Reader, prefix string, opts O
 // Left counts the values that a rewrite should have changed and has not.
 type Left struct {
 	Values int64
-	// First names one of them.
+	// First is one of them.
 	First Failure
-	// Found are the encodings that they are in, sorted: agree.Unknown for those that cannot be
-	// opened or read, or are encrypted with another key.
+	// Found lists their encodings, sorted: agree.Unknown for values that cannot be decrypted or read, or are encrypted
+	// with another key.
 	Found []agree.Encoding
 }
 
-// CountLeft reads every value of a target and counts those that are in another encoding or
-// encrypted with another key than the target's, or cannot be opened. It begins with a
-// linearizable read; its result holds from then on as long as the fence does. Of the options
-// those for reading count, Patience, Clock and Pacer: while that bounds the rate, as beside
+// CountLeft reads every value of a target and counts those that are not in the target's encoding, are encrypted with
+// another key, or cannot be decrypted. It begins with a linearizable read; its result stays valid as long as the fence
+// holds. It uses the options for reading, Patience, Clock and Pacer: while the Pacer limits the rate because of
 // clients, it rests as long as it works.
 func CountLeft(ctx context.Context, reader Reader, target *Target, opts Options) (Left, error) {
 	var left Left
@@ -120,9 +119,8 @@ func CountEncodings(ctx context.Context, reader Reader, prefix string) (map[stri
 	return counts, err
 }
 
-// EachEncoding tells the key and the encoding of each value of one resource, whose keys all
-// have prefix. The encoding of one that does not decode by verify is unknown; nil reads
-// envelopes only.
+// EachEncoding calls found with the key and encoding of each value of one resource, whose keys all have prefix. A
+// value that verify cannot decode has an unknown encoding; a nil verify reads envelopes only.
 func EachEncoding(ctx context.Context, reader Reader, prefix string, verify Verify, found func(key, encoding string)) error {
 	return Walk(ctx, reader, prefix, func(e Entry) error {
 		encoding, _, ok := Envelope(e.Value)

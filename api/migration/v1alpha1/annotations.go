@@ -3,23 +3,22 @@ package v1alpha1
 import "strings"
 
 const (
-	// StoredEncodingsAnnotation, on a StorageState, is its stored set for people: the
-	// encodings, comma-separated. It is a copy that lists at least what the status lists;
-	// the status is what counts.
+	// StoredEncodingsAnnotation, on a StorageState, shows its stored set to people: the encodings, comma-separated. It
+	// lists at least the encodings in the status; only the status is used for decisions.
 	StoredEncodingsAnnotation = "concord.dev/stored-encodings"
-	// CustomResourceAnnotation is "true" on the StorageState of a custom resource. It tells
-	// that the state can go with the CustomResourceDefinition.
+	// CustomResourceAnnotation is "true" on the StorageState of a custom resource. It says that the StorageState can
+	// be deleted with the CustomResourceDefinition.
 	CustomResourceAnnotation = "concord.dev/custom-resource"
-	// ListedEncodingsAnnotation, on the StorageState of a custom resource whose stored set has
-	// Unknown, are the encodings, comma-separated, that the definition's storedVersions were
-	// seen to name since. A version that is taken out of them meanwhile is put back.
+	// ListedEncodingsAnnotation, on the StorageState of a custom resource whose stored set contains Unknown, lists the
+	// encodings, comma-separated, that status.storedVersions of the CustomResourceDefinition has named since. A
+	// version that is removed from storedVersions in the meantime is put back.
 	ListedEncodingsAnnotation = "concord.dev/listed-encodings"
-	// AggregatedAnnotation is "true" on the StorageState of a resource whose StorageVersion, which does not
-	// outlast it, is one of aggregated API servers: they keep the objects in another etcd.
+	// AggregatedAnnotation is "true" on the StorageState of a resource of aggregated API servers, which keep the
+	// objects in another etcd. The StorageVersion of such a resource is deleted before the StorageState.
 	AggregatedAnnotation = "concord.dev/aggregated"
-	// DefinitionAnnotation, on the StorageState of a custom resource beside servers that do not
-	// report, is the uid and the generation of the definition up to which the status counts what it
-	// said to store. It never tells of a newer one than the status.
+	// DefinitionAnnotation, on the StorageState of a custom resource beside servers that do not report, holds the uid
+	// and generation of the CustomResourceDefinition up to which the status accounts for its storage versions. It
+	// never names a newer one than the status accounts for.
 	DefinitionAnnotation = "concord.dev/definition"
 
 	// PruneRefusedAnnotation, on a StorageState, is the API server's answer where it has refused to take
@@ -51,12 +50,12 @@ const (
 	MadeByTrigger = "trigger"
 )
 
-// AskedByLabel, on a migration, names the program that asked for it. Unlike those of
-// concord.dev, which the servers write alone, any client may set it.
+// AskedByLabel, on a migration, names the program that asked for it. Labels of concord.dev can only be set by servers;
+// this one can be set by any client.
 const AskedByLabel = "migrate.concord.dev/asked-by"
 
-// AskedByUserAnnotation, on a migration, is the name of the user who asked for it, as the API
-// server told the program that set it. It is for people: the proof is in the audit log.
+// AskedByUserAnnotation, on a migration, is the name of the user who asked for it, as the API server gave it to the
+// program that set the annotation. It is for people: the proof is in the audit log.
 const AskedByUserAnnotation = "migrate.concord.dev/asked-by-user"
 
 // HoldAnnotation, on a CustomResourceDefinition, postpones its cut-over: objects are migrated, and

@@ -41,7 +41,7 @@ func ResourceOf(crd *apiextensionsv1.CustomResourceDefinition) schema.GroupResou
 	return schema.GroupResource{Group: crd.Spec.Group, Resource: crd.Spec.Names.Plural}
 }
 
-// EncodingOf is how objects are stored in one of a definition's versions.
+// EncodingOf returns the encoding of objects that are stored in one of a CustomResourceDefinition's versions.
 func EncodingOf(crd *apiextensionsv1.CustomResourceDefinition, version string) agree.Encoding {
 	return agree.Encoding(schema.GroupVersion{Group: crd.Spec.Group, Version: version}.String())
 }

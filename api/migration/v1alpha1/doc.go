@@ -1,9 +1,7 @@
-// Package v1alpha1 holds the wire types of migration.k8s.io/v1alpha1 (KEP-2343, "API
-// design"): StorageState, the memory of which encodings may be stored, and
-// StorageVersionMigration, the request to rewrite a resource. Both are field-compatible
-// with kube-storage-version-migrator's types of the same names; fields that go beyond
-// them say so. Both are installed as CustomResourceDefinitions, see CRDs.
-//
+// Package v1alpha1 holds the wire types of migration.k8s.io/v1alpha1 (KEP-2343, "API design"): StorageState, which
+// records the encodings that may be stored, and StorageVersionMigration, a request to rewrite a resource. Both are
+// field-compatible with kube-storage-version-migrator's types of the same names; fields that go beyond them say so.
+// Both are installed as CustomResourceDefinitions, see CRDs.
 // +k8s:deepcopy-gen=package
 // +groupName=migration.k8s.io
 package v1alpha1

@@ -13,9 +13,9 @@ import (
 // maxNote is how long the message of an event may be.
 const maxNote = 1024
 
-// NewEvents returns an event about a migration and, if that is a copy of one of
-// storagemigration.k8s.io, the same about its original. Their names depend on the migration
-// and the time only. kind is corev1.EventTypeNormal or -Warning.
+// NewEvents returns an event about a migration and, if the migration is a copy of one of storagemigration.k8s.io, the
+// same event about the original. The names of the events depend only on the migration and the time. kind is
+// corev1.EventTypeNormal or -Warning.
 func NewEvents(m *StorageVersionMigration, instance, kind, reason, note string, now time.Time) []*corev1.Event {
 	about := []corev1.ObjectReference{{
 		APIVersion: SchemeGroupVersion.String(), Kind: MigrationKind, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion,
@@ -50,8 +50,8 @@ func newEvent(about corev1.ObjectReference, instance, kind, reason, note string,
 	if len(note) > maxNote {
 		note = note[:maxNote]
 	}
-	// The name's suffix may not make it too long, and those of a copy and its original, which
-	// may begin alike, have to differ.
+	// The suffix must not make the name too long, and the names for a copy and its original, which may begin alike,
+	// have to differ.
 	name := about.Name
 	if len(name) > 200 {
 		name = strings.TrimRight(name[:160], ".-") + "-" + string(about.UID)

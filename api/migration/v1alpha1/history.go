@@ -15,8 +15,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// HistoryAnnotation, on a StorageState, tells the last migrations of the resource that have
-// ended, a JSON list of Past with the newest first. It is for people: nothing is decided by it.
+// HistoryAnnotation, on a StorageState, lists the latest finished migrations of the resource: a JSON list of Past,
+// newest first. It is for people; no decision depends on it.
 const HistoryAnnotation = "concord.dev/history"
 
 // MaxHistory bounds the history of a resource.
@@ -29,8 +29,8 @@ type Past struct {
 	// From are the encodings that objects might be in beside To; unknown where it is empty.
 	From []string `json:"from,omitempty"`
 	To   string   `json:"to,omitempty"`
-	// Objects are those that are in To, Failed those that could not be migrated, of which
-	// Failures names the first.
+	// Objects counts the objects that are in To, Failed those that could not be migrated. Failures names the first of
+	// the latter.
 	Objects  int64    `json:"objects"`
 	Failed   int64    `json:"failed,omitempty"`
 	Failures []string `json:"failures,omitempty"`
@@ -43,7 +43,7 @@ type Past struct {
 	Reason string `json:"reason,omitempty"`
 	// Made says who asked for it: the trigger, or the program that created it.
 	Made string `json:"made,omitempty"`
-	// User is the user who asked for it, where the program that created it told.
+	// User is the user who asked for the migration, if the program that created it said so.
 	User string `json:"user,omitempty"`
 	// By is the server that migrated.
 	By    string      `json:"by,omitempty"`
@@ -58,8 +58,8 @@ const (
 	maxWhy = 300
 )
 
-// PastOf returns the Past of a migration that has ended, and false for one that has not. stored
-// are the encodings that objects might be in when it began.
+// PastOf returns the Past of a finished migration, and false for an unfinished one. stored lists the encodings that
+// objects might have had when it began.
 func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 	ended := True(m, MigrationSucceeded)
 	if ended == nil {
@@ -105,8 +105,8 @@ func beginning(text string) string {
 	return strings.ToValidUTF8(text[:maxWhy], "") + "…"
 }
 
-// creator is the program that created a migration: the one that set spec.resource, which cannot be
-// changed. The order of the entries does not tell, since their times have whole seconds.
+// creator returns the program that created a migration: the one that set spec.resource, which cannot be changed. The
+// order of the entries does not show it, since their times have whole seconds.
 func creator(entries []metav1.ManagedFieldsEntry) string {
 	var other string
 	for _, e := range entries {
@@ -157,7 +157,7 @@ func userOf(annotation string) string {
 // Took is how long the migration took, from when it was asked for.
 func (p Past) Took() time.Duration { return max(0, p.Ended.Sub(p.Began.Time)) }
 
-// History reads the annotation. One that cannot be read tells nothing.
+// History reads the annotation. An annotation that cannot be parsed counts as empty.
 func History(annotations map[string]string) []Past {
 	var all []Past
 	if json.Unmarshal([]byte(annotations[HistoryAnnotation]), &all) != nil {
@@ -166,8 +166,7 @@ func History(annotations map[string]string) []Past {
 	return all
 }
 
-// Recorded returns the annotation's value with more past migrations in it; those that it has
-// are told as they were.
+// Recorded returns the annotation's value with more past migrations added; the entries that it has stay unchanged.
 func Recorded(annotations map[string]string, more ...Past) string {
 	text, err := json.Marshal(Merged(History(annotations), more...))
 	if err != nil {

@@ -6,8 +6,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Unknown stands in a StorageState for encodings that nobody can name: objects may be
-// stored in any version.
+// Unknown stands in a StorageState for encodings that are not known: objects may be stored in any version.
 const Unknown = "Unknown"
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -71,9 +70,8 @@ type StorageStateStatus struct {
 	StorageVersionUID types.UID `json:"storageVersionUID,omitempty"`
 	// +optional
 	Epoch int64 `json:"epoch,omitempty"`
-	// Encryption tells which keys the stored objects need. It is absent where no server has
-	// ever encrypted the resource. Like the stored set it holds while the StorageVersion has
-	// this uid and epoch (beyond KEP-2343).
+	// Encryption says which keys the stored objects need. It is absent if no server has ever encrypted the resource.
+	// Like the stored set it is valid while the StorageVersion has this uid and epoch (beyond KEP-2343).
 	// +optional
 	Encryption *StorageEncryption `json:"encryption,omitempty"`
 }
@@ -81,13 +79,13 @@ type StorageStateStatus struct {
 // StorageEncryption names keys as "<provider>:<version>:<key>:<fingerprint of the secret>";
 // "identity" stands for objects that are not encrypted.
 type StorageEncryption struct {
-	// CurrentKey is what all servers encrypt with, or Unknown while they differ.
+	// CurrentKey is the key that all servers encrypt with, or Unknown while they differ.
 	CurrentKey string `json:"currentKey"`
 	// StoredKeys are the keys that stored objects may need. None of them may be removed from
 	// a server's encryption configuration; while Unknown is among them, no key at all may.
 	StoredKeys []string `json:"storedKeys"`
-	// RemovableKeys are keys that were used and that no stored object of this resource needs
-	// any more: all were encrypted anew, and then counted. Other resources may need them.
+	// RemovableKeys are keys that were used before and that no stored object of this resource needs any more, because
+	// all objects were encrypted again and then counted. Other resources may still need them.
 	// +optional
 	RemovableKeys []string `json:"removableKeys,omitempty"`
 }
@@ -104,9 +102,8 @@ type StorageStateList struct {
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// StorageVersionMigration asks for the stored objects of a resource to be rewritten in
-// the encoding that all servers agree on. One that a user creates needs nothing but
-// spec.resource; the trigger stamps on it what it may count for.
+// StorageVersionMigration asks for the stored objects of a resource to be rewritten in the encoding that all servers
+// agree on. A user who creates one sets spec.resource only; the trigger adds the target for which it counts.
 type StorageVersionMigration struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional
@@ -150,9 +147,8 @@ type StorageVersionMigrationSpec struct {
 	// one interrupts the migration, which goes on with it where it was.
 	// +optional
 	MaxObjectsPerSecond *int64 `json:"maxObjectsPerSecond,omitempty"`
-	// Engine asks for an engine; EngineAPI is the only one that can be asked for. Empty, it
-	// is chosen: EngineRewrite, unless the resource is served elsewhere. It is read when a
-	// server begins with the migration or goes on with it.
+	// Engine requests an engine; only EngineAPI can be requested. If empty, EngineRewrite is used unless the resource
+	// is served by another server. The field is read when a server begins or resumes the migration.
 	// +optional
 	Engine MigrationEngine `json:"engine,omitempty"`
 }
@@ -163,7 +159,7 @@ type MigrationEngine string
 const (
 	// EngineRewrite rewrites the stored values, next to the store.
 	EngineRewrite MigrationEngine = "Rewrite"
-	// EngineAPI has the API write every object anew, by an empty patch.
+	// EngineAPI rewrites every object through the API, by an empty patch.
 	EngineAPI MigrationEngine = "API"
 )
 
@@ -184,8 +180,8 @@ const (
 	// ReasonStorageVersionChanged: the StorageVersion has another uid, epoch or encoding
 	// than the migration was made for.
 	ReasonStorageVersionChanged = "StorageVersionChanged"
-	// ReasonBegunElsewhere: another migrator, such as kube-storage-version-migrator, has begun
-	// with the migration, and does not tell what it counts for.
+	// ReasonBegunElsewhere: another migrator, such as kube-storage-version-migrator, has begun the migration, and does
+	// not record its target.
 	ReasonBegunElsewhere = "BegunElsewhere"
 	// ReasonCRDChanged: the CustomResourceDefinition changed while its objects were rewritten.
 	ReasonCRDChanged = "CustomResourceDefinitionChanged"
@@ -205,23 +201,23 @@ const (
 	// ReasonVersionNotServed: spec.resource names a version in which no server serves the
 	// resource.
 	ReasonVersionNotServed = "VersionNotServed"
-	// ReasonRewriting, ReasonProving, ReasonRetrying and ReasonPaused tell how a running migration
-	// fares. While it is proven that all objects are as they should be, all are counted as done.
+	// ReasonRewriting, ReasonProving, ReasonRetrying and ReasonPaused describe the state of a running migration. While
+	// it is being proven that all objects are in the right encoding, all of them count as done.
 	ReasonRewriting = "Rewriting"
 	ReasonProving   = "Proving"
 	ReasonRetrying  = "Retrying"
 	ReasonPaused    = "Paused"
-	// ReasonWaitingForAgreement, of a Running condition that is False: no server has begun
-	// since the servers do not agree on an encoding, nobody can tell whether one serves the resource, or none that does
-	// may. ReasonPending: since they do again.
+	// ReasonWaitingForAgreement, of a Running condition that is False: no server has begun, because the servers do not
+	// agree on an encoding, because it is not known whether a server serves the resource, or because no server that
+	// serves it may migrate it. ReasonPending: the servers agree again.
 	ReasonWaitingForAgreement = "WaitingForAgreement"
 	ReasonPending             = "Pending"
 	// ReasonSucceeded: every stored object is in the encoding.
 	ReasonSucceeded = "Succeeded"
 )
 
-// Reasons of Events, beside ReasonPaused, ReasonWaitingForAgreement and those of the conditions
-// that end a migration.
+// Reasons of Events, besides ReasonPaused, ReasonWaitingForAgreement and the reasons of conditions that end a
+// migration.
 const (
 	// EventStarted: a server began with the migration.
 	EventStarted = "Started"
@@ -236,7 +232,7 @@ const (
 // MigrationPhase is how far a migration is, in one word.
 type MigrationPhase string
 
-// The phases are those of the conditions, and two more.
+// The phases are the types of the conditions, and these two.
 const (
 	PhasePending MigrationPhase = "Pending"
 	PhasePaused  MigrationPhase = "Paused"
@@ -246,8 +242,7 @@ const (
 type MigrationCondition struct {
 	Type   MigrationConditionType `json:"type"`
 	Status corev1.ConditionStatus `json:"status"`
-	// LastUpdateTime is when the condition was last written. Running is written anew with
-	// every progress, and so while a migration is being done.
+	// LastUpdateTime is when the condition was last written. Running is written again with every progress report.
 	// +optional
 	LastUpdateTime metav1.Time `json:"lastUpdateTime,omitempty"`
 	// +optional
@@ -256,7 +251,7 @@ type MigrationCondition struct {
 	Message string `json:"message,omitempty"`
 }
 
-// StorageVersionMigrationStatus tells how far the migration is.
+// StorageVersionMigrationStatus describes the progress of the migration.
 type StorageVersionMigrationStatus struct {
 	// Phase is Pending, Running, Paused, Succeeded or Failed, as the conditions say in more
 	// words (beyond kube-storage-version-migrator).
@@ -269,16 +264,16 @@ type StorageVersionMigrationStatus struct {
 	// Progress counts objects (beyond kube-storage-version-migrator).
 	// +optional
 	Progress *MigrationProgress `json:"progress,omitempty"`
-	// ContinueToken is where a server can go on when the one that works now is gone. It says
-	// what it is good for, and is ignored where that has changed. Only the server that has
-	// claimed the migration writes it (beyond kube-storage-version-migrator).
+	// ContinueToken is where another server can resume if the current one disappears. It names the state for which it
+	// is valid, and is ignored if that has changed. Only the server that has claimed the migration writes it (beyond
+	// kube-storage-version-migrator).
 	// +optional
 	ContinueToken string `json:"continueToken,omitempty"`
 	// Failures names the first MaxFailures objects that cannot be migrated. All of them are
 	// in the log of the server that met them (beyond kube-storage-version-migrator).
 	// +optional
 	Failures []MigrationFailure `json:"failures,omitempty"`
-	// Engine is what migrates the objects, and EngineReason why it was chosen (beyond
+	// Engine is the engine that migrates the objects, and EngineReason says why it was chosen (beyond
 	// kube-storage-version-migrator).
 	// +optional
 	Engine MigrationEngine `json:"engine,omitempty"`
@@ -292,8 +287,8 @@ const MaxFailures = 100
 // MigrationProgress counts the objects of one migration.
 // Invariant: Done and Failed do not overlap.
 type MigrationProgress struct {
-	// Total is how many objects were stored when the rewrite began, but for those that were
-	// found deleted since.
+	// Total is the number of objects that were stored when the rewrite began, without those that were found deleted
+	// since.
 	Total int64 `json:"total"`
 	// Done counts objects that are known to be in the encoding, rewritten or found so.
 	Done int64 `json:"done"`

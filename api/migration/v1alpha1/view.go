@@ -61,9 +61,8 @@ func (s *StorageStateStatus) readable() bool {
 	})
 }
 
-// Forged says whether a hash is not that of the encoding beside it: somebody has edited
-// the status by hand, and nobody can tell what of it is true. kind is that of the
-// resource's objects.
+// Forged reports whether a hash does not belong to the encoding beside it. Then somebody has edited the status by
+// hand, and none of it can be trusted. kind is the kind of the resource's objects.
 func Forged(s *StorageState, kind string) bool {
 	if len(s.Status.PersistedEncodings) == 0 || !s.Status.readable() {
 		return false // not written by Concord: ViewState tells that
@@ -111,9 +110,8 @@ func hash(e agree.Encoding, kind string) string {
 	return StorageVersionHash(gv.WithKind(kind))
 }
 
-// Copies returns the annotations that a StorageState of this content should have: the
-// copies for people, and the values that the status has no field for. One that is empty should
-// not be there.
+// Copies returns the annotations that a StorageState of this content should have: the copies for people, and the
+// values for which the status has no field. An annotation whose value is empty should be removed.
 func Copies(state evolve.State) map[string]string {
 	copies := map[string]string{
 		StoredEncodingsAnnotation: agree.Join(state.Stored), ListedEncodingsAnnotation: agree.Join(state.Listed), DefinitionAnnotation: state.Definition,
@@ -159,7 +157,7 @@ func Adopt(m *StorageVersionMigration, t evolve.Target, state string) {
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, StorageStateUIDAnnotation, state)
 }
 
-// Reset empties the status of a migration that begins anew: it is paused.
+// Reset empties the status of a migration that starts again: it is paused.
 func Reset(m *StorageVersionMigration) {
 	m.Status = StorageVersionMigrationStatus{Phase: PhasePaused}
 }
@@ -172,8 +170,8 @@ func Free(m *StorageVersionMigration) {
 	delete(m.Labels, MadeByLabel)
 }
 
-// ViewMigration returns the migration as package evolve sees it. One that a server has claimed
-// is running, also before its condition says so.
+// ViewMigration returns the migration as package evolve sees it. A migration that a server has claimed counts as
+// running, even before its condition says so.
 func ViewMigration(m *StorageVersionMigration) evolve.Migration {
 	view := evolve.Migration{
 		Name:    m.Name,
@@ -232,8 +230,8 @@ func Final(m *StorageVersionMigration) bool {
 	return True(m, MigrationSucceeded) != nil || True(m, MigrationFailed) != nil
 }
 
-// SetCondition makes the condition of type t the one that is true, and sets the phase by it. A
-// condition that was true before does not keep a message that is not so any more.
+// SetCondition makes the condition of type t the one that is true, and sets the phase accordingly. Conditions that
+// were true before lose messages that no longer hold.
 func SetCondition(m *StorageVersionMigration, t MigrationConditionType, reason, message string, now metav1.Time) {
 	for i := range m.Status.Conditions {
 		if c := &m.Status.Conditions[i]; c.Type != t && c.Status == corev1.ConditionTrue {
@@ -256,8 +254,7 @@ func (s *StorageVersionMigrationStatus) set(c MigrationCondition) {
 	s.Conditions[i] = c
 }
 
-// Waiting returns the message that says what a migration that no server has begun waits for;
-// empty if it does not wait.
+// Waiting returns the message that explains why no server has begun the migration; empty if it does not wait.
 func Waiting(m *StorageVersionMigration) string {
 	for _, c := range m.Status.Conditions {
 		if c.Type == MigrationRunning && c.Status == corev1.ConditionFalse && c.Reason == ReasonWaitingForAgreement {
@@ -294,8 +291,8 @@ func Original(m *StorageVersionMigration) *metav1.OwnerReference {
 	return ref
 }
 
-// OfManager says that a reason in the conditions of a migration of storagemigration.k8s.io is one that
-// kube-controller-manager's migrator gives, whatever the program is called that it is in.
+// OfManager reports whether a reason in the conditions of a migration of storagemigration.k8s.io is one that
+// kube-controller-manager's migrator sets, whatever program contains that migrator.
 func OfManager(reason string) bool {
 	return strings.HasPrefix(reason, "Migration") || strings.HasPrefix(reason, "StorageVersionMigration")
 }

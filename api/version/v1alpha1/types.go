@@ -19,13 +19,13 @@ const (
 
 // Reasons of both conditions.
 const (
-	// ReasonSame and ReasonDifferent are those of VersionsAgree.
+	// ReasonSame and ReasonDifferent are reasons of VersionsAgree.
 	ReasonSame      = "SameVersions"
 	ReasonDifferent = "DifferentVersions"
-	// ReasonWithinAllowance and ReasonOutOfAllowance are those of SkewAllowed.
+	// ReasonWithinAllowance and ReasonOutOfAllowance are reasons of SkewAllowed.
 	ReasonWithinAllowance = "WithinAllowance"
 	ReasonOutOfAllowance  = "OutOfAllowance"
-	// ReasonVersionsUnknown: some servers do not tell their versions.
+	// ReasonVersionsUnknown: the versions of some servers are not known.
 	ReasonVersionsUnknown = "VersionsUnknown"
 	// ReasonNoServers: no server has an identity Lease.
 	ReasonNoServers = "NoServers"
@@ -33,8 +33,8 @@ const (
 
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
-// ClusterVersion tells which versions the servers of a cluster stand for. There is one,
-// named "cluster"; the elected server writes it from the servers' identity Leases.
+// ClusterVersion describes the versions of the servers of a cluster. There is one, named "cluster"; the elected server
+// writes it from the servers' identity Leases.
 type ClusterVersion struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional
@@ -43,13 +43,13 @@ type ClusterVersion struct {
 	Status ClusterVersionStatus `json:"status,omitempty"`
 }
 
-// ClusterVersionStatus is what the identity Leases said when it last changed.
+// ClusterVersionStatus holds the content of the identity Leases when it last changed.
 type ClusterVersionStatus struct {
 	// ServerCount is how many servers there are.
 	// +optional
 	ServerCount int32 `json:"serverCount,omitempty"`
-	// OldestEmulation and NewestEmulation are the lowest and highest emulation versions of
-	// servers, "1.37"; empty if no server tells its own.
+	// OldestEmulation and NewestEmulation are the lowest and highest emulation versions of servers, for example
+	// "1.37"; empty if no server's is known.
 	// +optional
 	OldestEmulation string `json:"oldestEmulation,omitempty"`
 	// +optional
@@ -66,7 +66,7 @@ type ClusterVersionStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// ServerVersion is one server's versions; a version that it does not tell is empty.
+// ServerVersion holds one server's versions; a version that is not known is empty.
 type ServerVersion struct {
 	// ID is the name of the server's identity Lease.
 	ID string `json:"id"`
