@@ -31,9 +31,9 @@ const (
 	permissionPoll = 100 * time.Millisecond
 )
 
-// bootstrap is the post-start hook that makes the objects that the controllers need: their
-// definitions and their permissions. Those that somebody deletes are made again as long as
-// the server runs. The objects that definitions held are forgotten, so that everything is proven anew.
+// bootstrap is the post-start hook that creates the objects that the controllers need: their CustomResourceDefinitions
+// and their permissions. Deleted ones are created again as long as the server runs. The objects of a deleted
+// definition are lost, so that everything is proven again.
 func (j *Join) bootstrap(hook genericapiserver.PostStartHookContext) error {
 	go workers.Loop(hook, "bootstrap", j.keepOwn)
 	return nil
@@ -63,8 +63,8 @@ func (j *Join) keepOwn(ctx context.Context) {
 	}, ownCRDsCheck)
 }
 
-// keepView makes the role that people read by, if it is not there. Nothing of the server waits for it, and nobody is
-// refused anything by which it would be missed. said is the last error, which is not told again.
+// keepView creates the ClusterRole for people who read, if it is missing. Nothing in the server depends on it, and no
+// refused request would show that it is missing. said is the last logged error, which is not logged again.
 func (j *Join) keepView(ctx context.Context, said *string) {
 	text := ""
 	if err := roles.EnsureView(j.clients.kube); err != nil {
@@ -76,8 +76,8 @@ func (j *Join) keepView(ctx context.Context, said *string) {
 	*said = text
 }
 
-// restoreRoles makes the roles of the controllers again if one may not do what it does. said is what it told last where
-// that did not help, which is not told again.
+// restoreRoles repairs the roles of the controllers if one of them lacks a permission. said is the last logged error,
+// which is not logged again.
 func (j *Join) restoreRoles(ctx context.Context, said *string) {
 	for _, role := range roles.All {
 		if ctx.Err() != nil || role.Granted(ctx, j.clients.kube) {

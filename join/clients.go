@@ -21,11 +21,11 @@ type clients struct {
 	kube kubernetes.Interface
 	// objects is the client that member and the controllers use.
 	objects client.WithWatch
-	// controllers is the configuration by which controllers reach it, and tell that they are such.
+	// controllers is the client configuration of controllers, which identifies them as such.
 	controllers *rest.Config
 	// impersonate has each of them act as a user of its own.
 	impersonate bool
-	// forbidden says that such a user was refused something, since it was last looked at.
+	// forbidden says that such a user was refused a request since the last check.
 	forbidden atomic.Bool
 }
 
@@ -35,12 +35,12 @@ type acting struct {
 	objects client.WithWatch
 }
 
-// newClients returns clients of the server itself, from which those of the controllers are
-// made, which stand for the same release.
+// newClients returns clients of the server itself. The clients of the controllers are derived from them and identify
+// the same release.
 func newClients(config Config) (*clients, error) {
 	loopback := AsComponent(config.Loopback, compat.ConcordServer, config.Emulation)
-	// kube-apiserver's loopback asks for protobuf, which CustomResourceDefinitions' clients
-	// and those of custom resources do not read.
+	// kube-apiserver's loopback asks for protobuf, which clients of CustomResourceDefinitions and custom resources
+	// cannot read.
 	loopback.ContentType, loopback.AcceptContentTypes = "", ""
 	own, err := clientsOf(loopback)
 	if err != nil {
@@ -100,12 +100,11 @@ func clientsOf(config *rest.Config) (*clients, error) {
 // discovery, so it works while a server starts.
 func NewClient(config *rest.Config) (client.WithWatch, error) { return connect.NewClient(config) }
 
-// AsComponent returns a copy of config whose requests tell which component sends them,
-// and which release it stands for. Of several the last one counts.
+// AsComponent returns a copy of config whose requests name the component that sends them, and its release. If it is
+// applied twice, the last call counts.
 func AsComponent(config *rest.Config, component compat.Component, emulation *version.Version) *rest.Config {
 	return connect.AsComponent(config, component, emulation)
 }
 
-// AsCommand returns a copy of config whose requests tell that this program's command sends
-// them.
+// AsCommand returns a copy of config whose requests say that this program's command sends them.
 func AsCommand(config *rest.Config) *rest.Config { return connect.AsCommand(config) }

@@ -25,13 +25,12 @@ import (
 	"github.com/concord-dev/concord/member"
 )
 
-// definitionResync is how often the member is told of every definition again: changes that it has
-// missed, since a handler panicked or for a reason that is not known, it reports then.
+// definitionResync is how often the member receives every definition again, so that it reports changes that it has
+// missed, for example because a handler panicked.
 const definitionResync = 10 * time.Second
 
-// definitions are the CustomResourceDefinitions, as far as the protocol needs them: which
-// versions there are, which is stored, and how objects are converted. Their schemas are not
-// kept, since the server holds them once already.
+// definitions holds the part of the CustomResourceDefinitions that the protocol needs: the versions, the storage
+// version, and how objects are converted. Schemas are dropped, since the server already holds them once.
 type definitions struct {
 	member   *member.Member
 	fence    *fence.Fence // nil in a server that reports nothing
@@ -40,11 +39,9 @@ type definitions struct {
 	informer cache.SharedIndexInformer
 	// stores says whether this server stores custom resources.
 	stores bool
-	// changed is told of every change of a definition's spec and storedVersions, and of the hold
-	// on them.
+	// changed is called for every change of a definition's spec, its storedVersions, or its hold annotation.
 	changed func(gr schema.GroupResource)
-	// synced says that the events of all definitions that existed at the start have reached
-	// the member.
+	// synced says that the member has received the events of all definitions that existed at the start.
 	synced atomic.Pointer[cache.InformerSynced]
 }
 
@@ -57,16 +54,14 @@ func newDefinitions(clients *clients, convert *convert.Resources, m *member.Memb
 	return d, d.informer.SetTransform(withoutSchemas)
 }
 
-// informDefinitions lists the definitions before it watches them, as everything of the protocol
-// does: client-go's own informer would have the watch send them, and wait for a bookmark before
-// it tells of the first one.
+// informDefinitions returns an informer that lists the definitions before it watches them. client-go's own informer
+// would receive them through the watch, and wait for a bookmark before it delivers the first one.
 func informDefinitions(objects client.WithWatch, resync time.Duration) cache.SharedIndexInformer {
 	return cache.NewSharedIndexInformer(listwatch.Of(objects, &apiextensionsv1.CustomResourceDefinitionList{}),
 		&apiextensionsv1.CustomResourceDefinition{}, resync, cache.Indexers{})
 }
 
-// withoutSchemas drops the large parts of a definition, and annotations but for the one that is
-// asked for here.
+// withoutSchemas drops the large parts of a definition, and all annotations except for the one that is used here.
 func withoutSchemas(obj any) (any, error) {
 	crd, ok := obj.(*apiextensionsv1.CustomResourceDefinition)
 	if !ok {
@@ -79,20 +74,20 @@ func withoutSchemas(obj any) (any, error) {
 	return migrationv1alpha1.WithoutSchemas(crd)
 }
 
-// stored says that this server stores custom resources, and how.
+// stored records that this server stores custom resources, and how.
 func (d *definitions) stored(getter generic.RESTOptionsGetter, services webhook.ServiceResolver, resolver webhook.AuthenticationInfoResolverWrapper) {
 	d.stores = true
 	d.convert.Stored(getter, services, resolver)
 }
 
-// run follows the definitions until ctx ends, and tells the member.
+// run watches the definitions until ctx ends, and passes them to the member.
 func (d *definitions) run(ctx context.Context) {
 	if d.stores {
 		d.informer.RunWithContext(ctx)
 	}
 }
 
-// follow has the member told of every definition.
+// follow registers the handler that passes every definition to the member.
 func (d *definitions) follow() error {
 	registration, err := d.informer.AddEventHandler(listwatch.Handler("definitions", cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) { d.member.ObserveCRD(obj.(*apiextensionsv1.CustomResourceDefinition)) },
@@ -115,7 +110,7 @@ func (d *definitions) follow() error {
 	return nil
 }
 
-// compare tells of changes that the trigger acts on: of storedVersions, of the hold, and of the spec, which ends the
+// compare reports changes that the trigger acts on: of storedVersions, of the hold, and of the spec, which ends the
 // pause after a failed migration.
 func (d *definitions) compare(was, is *apiextensionsv1.CustomResourceDefinition) {
 	if was.Generation != is.Generation || !slices.Equal(was.Status.StoredVersions, is.Status.StoredVersions) || migrationv1alpha1.Held(was.Annotations) != migrationv1alpha1.Held(is.Annotations) {
@@ -123,7 +118,7 @@ func (d *definitions) compare(was, is *apiextensionsv1.CustomResourceDefinition)
 	}
 }
 
-// known says whether the member was told of all definitions that existed at the start.
+// known reports whether the member has received all definitions that existed at the start.
 func (d *definitions) known() bool {
 	if !d.stores {
 		return true

@@ -24,7 +24,7 @@ func runsLong(check apirequest.LongRunningRequestCheck) apirequest.LongRunningRe
 	}
 }
 
-// serveDashboard serves the page. It costs nothing until somebody looks.
+// serveDashboard serves the page. It costs nothing until somebody opens it.
 func (j *Join) serveDashboard(server *genericapiserver.GenericAPIServer) error {
 	handler, err := dashboard.New(j.running.controllers, dashboard.Config{Cluster: j.config.Loopback, Of: j.config.Address, Lifecycles: verdict.Lifecycles})
 	if err != nil {

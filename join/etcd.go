@@ -24,8 +24,8 @@ const (
 )
 
 func init() {
-	// gRPC tells of every attempt to connect; the failures reach callers as errors.
-	// It wants to be told before it is used.
+	// gRPC logs every attempt to connect; callers get the failures as errors. The logger has to be set before gRPC is
+	// used.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
 }
 

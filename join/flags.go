@@ -8,8 +8,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// Defaults returns a Config with the defaults of the fields that have flags, but for the renew interval: it is
-// a third of whatever the duration becomes.
+// Defaults returns a Config with the defaults of the fields that have flags, except for the renew interval, which is a
+// third of the final lease duration.
 func Defaults() Config {
 	c := Config{}.withDefaults()
 	c.IdentityLeaseRenewInterval = 0
@@ -37,7 +37,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.DurationVar(&c.KeyringInterval, "encryption-provider-config-reload-interval", c.KeyringInterval, "How often a changed --encryption-provider-config is looked for, with --encryption-provider-config-automatic-reload, and KMS plugins are asked which key they use (that at most every 20 s).")
 }
 
-// relative is what the flag of a latency says where there is no absolute bound.
+// relative is the value of a latency flag that sets no absolute bound.
 const relative = "relative"
 
 // latency is the value of a flag for a duration that may be none.

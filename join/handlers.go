@@ -19,9 +19,9 @@ const startedCheck = "concord-started"
 
 var errNotStarted = errors.New("this program has not called Start of package join, so that it reports nothing and refuses all writes")
 
-// Handlers puts the gate, the drain and the counting of versions out of allowance into the
-// handler chain of a server with this configuration, the last one of the delegation chain,
-// and adds the health of the KMS plugins and a readiness check for Start.
+// Handlers adds the gate, the drain and the metrics of version skew to the handler chain of a server with this
+// configuration, which has to be the last one of the delegation chain. It also adds the health checks of the KMS
+// plugins and a readiness check for Start.
 func (j *Join) Handlers(c *genericapiserver.Config) {
 	j.config.Keyring.Apply(c)
 	c.AddReadyzChecks(healthz.NamedCheck(startedCheck, func(*http.Request) error {
@@ -67,7 +67,7 @@ func (j *Join) gate(next http.Handler, serializer runtime.NegotiatedSerializer) 
 	return j.reporting.member.Gate(next, describe, reject)
 }
 
-// hostGate is the gate for what the host cluster of an aggregated server has not been told yet.
+// hostGate is the gate of an aggregated server for resources that it has not reported to its host cluster yet.
 func (j *Join) hostGate(next http.Handler, reject func(http.ResponseWriter, *http.Request, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if request, ok := describe(r); ok && request.Writes() {
@@ -111,7 +111,7 @@ func describe(r *http.Request) (member.Request, bool) {
 	}, true
 }
 
-// unstored are the subresources, all of the core group, of which nothing is stored.
+// unstored lists the subresources, all of the core group, that store nothing.
 var unstored = map[string]bool{
 	"serviceaccounts/token": true,
 	"pods/exec":             true, "pods/attach": true, "pods/portforward": true,

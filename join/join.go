@@ -13,14 +13,12 @@
 //	err = j.Start(server)                 // before PrepareRun
 //	defer j.Close()                       // after Run
 //
-// Start serves the StorageVersions, whose strategy keeps the epoch, adds the post-start and
-// pre-shutdown hooks and the readiness check, and has the controllers run while this server
-// is elected.
+// Start serves the StorageVersions, whose strategy keeps the epoch, adds the post-start and pre-shutdown hooks and the
+// readiness check, and runs the controllers while this server is elected.
 //
-// An aggregated API server, which keeps its objects in an etcd of its own, sets Config.Host
-// (Config.Aggregated does). The same then happens in that etcd, whose StorageVersions and
-// identity Leases nobody but the process is served; the reports there are made to the host
-// cluster besides, which migrates.
+// An aggregated API server, which keeps its objects in its own etcd, sets Config.Host (Config.Aggregated does that).
+// The same then happens in that etcd, with StorageVersions and identity Leases that are served to the process only. In
+// addition the server reports to the host cluster, which migrates the objects.
 package join
 
 import (
@@ -54,9 +52,8 @@ import (
 
 // Config says how a server takes part. Fields without "default" have to be set.
 type Config struct {
-	// Host reaches the cluster that an aggregated API server belongs to. Such a server takes
-	// part in the protocol in its own etcd, and reports to its host besides. Default nil: the
-	// server is itself a cluster's.
+	// Host reaches the cluster that an aggregated API server belongs to. Such a server takes part in the protocol in
+	// its own etcd, and also reports to its host. Default nil: the server belongs to a control plane.
 	Host *rest.Config
 	// Loopback reaches the server itself, as system:apiserver of system:masters. It is not
 	// needed where Host is set.
@@ -72,8 +69,7 @@ type Config struct {
 	// EtcdServersOverrides is EtcdOptions' field of this name. It has to be empty: a resource in another
 	// etcd than its StorageVersion cannot be fenced.
 	EtcdServersOverrides []string
-	// Uncached names resources without a watch cache besides events and StorageVersions;
-	// default none.
+	// Uncached lists resources without a watch cache, in addition to events and StorageVersions; default none.
 	Uncached sets.Set[schema.GroupResource]
 	// Schemes know the kinds of all built-in resources that the server stores, and so in which
 	// versions it can read them.
@@ -102,9 +98,8 @@ type Config struct {
 	// ControllerLeaseDuration is how long an elected server stays so without a renewal;
 	// default 6 s.
 	ControllerLeaseDuration time.Duration
-	// RBAC says that the server authorizes by RBAC: each controller then acts as a user of its
-	// own (package join/roles), whose roles are made at the start. Default false: all act as the
-	// loopback's own user.
+	// RBAC says that the server authorizes by RBAC. Each controller then acts as a user of its own (package
+	// join/roles), whose roles are created at the start. Default false: all act as the loopback user.
 	RBAC bool
 	// MigrationMaxAddedLatency is by how much a migration may lengthen the slower requests of
 	// this server's clients, 0 for full speed; nil for half of what they take without it, and
@@ -216,7 +211,7 @@ type Join struct {
 	running   *running
 	inProcess inprocess.Transport
 	started   atomic.Bool // by Start
-	// clientLoad tells migrations whether they have to give way.
+	// clientLoad shows migrations whether they have to give way.
 	clientLoad *clientload.Clients
 }
 
@@ -262,7 +257,7 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	return j, nil
 }
 
-// newHosting has an aggregated server do all that the protocol does in its own etcd.
+// newHosting makes an aggregated server run the whole protocol in its own etcd.
 func (j *Join) newHosting() error {
 	if j.config.Host == nil {
 		return nil

@@ -23,7 +23,7 @@ type kinds struct {
 }
 
 func newKinds(known map[schema.GroupResource]string, d discovery.DiscoveryInterface) kinds {
-	// This reads discovery anew before it says that a resource is not served.
+	// This reads discovery again before it reports that a resource is not served.
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d))
 	return kinds{known: known, served: trigger.KindsOf(mapper), discovery: d}
 }
@@ -42,8 +42,8 @@ func (k kinds) Kind(ctx context.Context, gr schema.GroupResource) (string, error
 	return kind, err
 }
 
-// away says why discovery does not tell all that a group has: the aggregated API server of
-// one of its versions does not answer. The mapper keeps that to itself.
+// away explains why discovery does not list everything in a group: the aggregated API server of one of its versions
+// does not answer. The mapper hides that.
 func (k kinds) away(group string) error {
 	_, _, err := k.discovery.ServerGroupsAndResources()
 	var failed *discovery.ErrGroupDiscoveryFailed

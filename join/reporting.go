@@ -108,8 +108,8 @@ func eraseStorageVersions(etcd *clientv3.Client, prefix string) func(context.Con
 	}
 }
 
-// reports lists what the server reports of its built-in resources: of each the group/version
-// that its store writes, those that the schemes can read, and those that are served.
+// reports returns the server's reports of its built-in resources: for each the group/version that its store writes,
+// the versions that the schemes can read, and the versions that are served.
 func (j *Join) reports(server *genericapiserver.GenericAPIServer) ([]member.Resource, error) {
 	return j.reportsOf(servedAt(server.ListedPaths(), j.storing.switchedOn))
 }

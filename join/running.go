@@ -32,8 +32,8 @@ const (
 	awayTimeout = 2 * time.Second
 )
 
-// Start serves the StorageVersions from a server whose New has returned, the last one of the
-// delegation chain, and has the protocol run with it. It is called before PrepareRun.
+// Start serves the StorageVersions from a server whose New has returned, the last one of the delegation chain, and
+// runs the protocol with it. Call it before PrepareRun.
 func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 	if j.hosting != nil && j.crds.stores {
 		return errors.New("join: an aggregated server cannot store custom resources: Config.Host is set, and CustomResources was called")
@@ -103,7 +103,7 @@ func afterDelay(delay time.Duration, others, depart func() error) func() error {
 	}
 }
 
-// closeAfter is Close when an aggregated server, which has nobody else to do so, has ended.
+// closeAfter calls Close when an aggregated server has ended, because nobody else does.
 func (j *Join) closeAfter() {
 	if err := j.Close(); err != nil {
 		klog.Background().Error(err, "The end of the connection to etcd")
@@ -211,11 +211,10 @@ func (r *running) begin() (departed bool) {
 	return false
 }
 
-// depart is the pre-shutdown hook: the controllers end, no new writes begin, the last
-// ones land, the reports are dropped and the Lease with them (DESIGN 3.4). The server still
-// listens meanwhile, and takes the last writes of the controllers, with which they give up
-// migrations and elections. While etcd is away or takes no puts none of that can be done: then it
-// leaves as if it had crashed.
+// depart is the pre-shutdown hook: the controllers end, no new writes begin, the last ones finish, and the reports are
+// dropped with the Lease (DESIGN 3.4). The server still listens meanwhile, and takes the last writes of the
+// controllers, with which they give up migrations and elections. While etcd is unreachable or accepts no puts none of
+// that is possible; then the server leaves as if it had crashed.
 func (r *running) depart() error {
 	r.mu.Lock()
 	r.departed = true
@@ -339,8 +338,8 @@ func (r *running) abandonInOutage(ended <-chan struct{}) {
 	r.abandon()
 }
 
-// letStart returns when the libraries' hooks have run: one that is cut off by a stop ends
-// the process with a fatal error. If they never will, it ends the server and does not return.
+// letStart returns when the libraries' hooks have run, because a hook that is interrupted by a stop ends the process
+// with a fatal error. If they will never run, it ends the server and does not return.
 func (r *running) letStart(ctx context.Context) {
 	for _, started := range r.started {
 		select {

@@ -28,7 +28,7 @@ func (j *Join) serveStorageVersions(server *genericapiserver.GenericAPIServer) e
 	return server.InstallAPIGroup(group)
 }
 
-// localGroups are those that an aggregated server serves to itself.
+// localGroups returns the groups that an aggregated server serves to itself.
 func localGroups(s *storing, etcd *clientv3.Client) ([]*genericapiserver.APIGroupInfo, error) {
 	versions, err := registry.Group(s.storageOf, etcd, s.config.Etcd.Prefix)
 	if err != nil {
@@ -38,7 +38,7 @@ func localGroups(s *storing, etcd *clientv3.Client) ([]*genericapiserver.APIGrou
 	return []*genericapiserver.APIGroupInfo{versions, leases}, err
 }
 
-// isLocal says whether a store is one of the local API's.
+// isLocal reports whether a store belongs to the local API.
 func isLocal(group string) bool {
 	return group == storageversion.Resource.Group || group == registry.Leases.Group
 }

@@ -147,10 +147,10 @@ func (s *storing) complete(resource schema.GroupResource, options generic.RESTOp
 	return options, nil
 }
 
-// codecOf returns the codec of the groups whose servers come with one that may encode to any
-// of several versions, and the version; nil for all others. It is the one that Kubernetes
-// stores: CustomResourceDefinitions are kept in v1beta1, since some of many versions would be
-// too large for etcd in v1 (https://issue.k8s.io/82292).
+// codecOf returns the codec, and its version, for groups whose servers come with a codec that may encode to any of
+// several versions; nil for all other groups. The version is the one that Kubernetes stores: CustomResourceDefinitions
+// are stored in v1beta1, since those with many versions would be too large for etcd in v1
+// (https://issue.k8s.io/82292).
 func codecOf(group string) (runtime.Codec, schema.GroupVersion, error) {
 	codecs, encoding := apiextensionsapiserver.Codecs, apiextensionsv1beta1.SchemeGroupVersion
 	switch group {
@@ -164,8 +164,8 @@ func codecOf(group string) (runtime.Codec, schema.GroupVersion, error) {
 	return codec, encoding, err
 }
 
-// jsonCodec encodes in JSON of one version, and says so in its identifier, by which the fence
-// knows what a store writes.
+// jsonCodec returns a codec that encodes to JSON in one version, and names the version in its identifier, from which
+// the fence learns what a store writes.
 func jsonCodec(codecs serializer.CodecFactory, encoding schema.GroupVersion) (runtime.Codec, error) {
 	json, ok := runtime.SerializerInfoForMediaType(codecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
 	if !ok {

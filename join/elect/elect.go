@@ -17,7 +17,7 @@ import (
 
 // Election elects one server at a time.
 type Election struct {
-	// Client reaches the server as one that may write the Lease.
+	// Client reaches the server as a user who may write the Lease.
 	Client coordinationclient.LeasesGetter
 	// Lock is the name of the Lease by which servers are elected.
 	Lock string

@@ -15,11 +15,10 @@ import (
 	"k8s.io/component-helpers/auth/rbac/reconciliation"
 )
 
-// Ensure makes roles and bindings, and adds what is missing in those that exist. As with
-// Kubernetes' own, additions by somebody or by a server of another build stay, and a role
-// or binding that is annotated with rbac.authorization.kubernetes.io/autoupdate: "false" stays as
-// it is. View is not among them: no controller needs it.
-// changed says that something was missing and was made or added.
+// Ensure creates roles and bindings, and adds what is missing in existing ones. As with Kubernetes' own roles,
+// additions by users or by servers of another build stay, and a role or binding with the annotation
+// rbac.authorization.kubernetes.io/autoupdate: "false" is not changed. View is not included: no controller needs it.
+// changed says that something was created or added.
 func Ensure(kube kubernetes.Interface) (changed bool, err error) {
 	var errs []error
 	for _, r := range All {

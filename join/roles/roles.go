@@ -1,9 +1,9 @@
-// Package roles says as whom each controller of a server with RBAC acts, and what it may do:
-// what it does and no more, so that a mistake in one of them stays in bounds.
+// Package roles defines the user as which each controller of a server with RBAC acts, and that user's permissions:
+// only those that the controller needs, so that a bug in one of them does limited harm.
 //
-// They are service accounts' names, as those of Kubernetes' own controllers: audit logs tell
-// them apart, and Kubernetes' priority levels keep them out of a flood of other requests. No
-// ServiceAccount and no token is made of them; a server impersonates them over its loopback.
+// The users have names of service accounts, like those of Kubernetes' own controllers: audit logs distinguish them,
+// and Kubernetes' priority levels keep them apart from a flood of other requests. There is no ServiceAccount object
+// and no token; a server impersonates them over its loopback.
 package roles
 
 import (
@@ -90,9 +90,8 @@ var (
 		},
 		in: with(leases("list"), events),
 	}
-	// Patcher migrates through the API: it lists the metadata of objects of any resource,
-	// reads one that failed, and patches. RBAC cannot allow an empty patch alone;
-	// kube-controller-manager's migrator may do the same.
+	// Patcher migrates through the API: it lists the metadata of objects of any resource, reads an object that failed,
+	// and patches. RBAC cannot allow only empty patches; kube-controller-manager's migrator has the same permissions.
 	Patcher = Role{Name: "patcher", anywhere: []rbacv1.PolicyRule{may("*", "*", "get", "list", "patch")}}
 	// Mirror shows migrations of storagemigration.k8s.io as ours, and the other way round.
 	Mirror = Role{
@@ -117,7 +116,7 @@ var (
 		},
 		in: with(leases("list"), events),
 	}
-	// Tally counts for metrics, of StorageStates and migrations those that the trigger watches.
+	// Tally counts StorageStates and migrations for metrics, from the trigger's watches.
 	Tally = Role{
 		Name: "tally",
 		in:   leases("list"),
@@ -127,8 +126,8 @@ var (
 // All are all roles.
 var All = []Role{Election, Collector, Trigger, Migrator, Patcher, Mirror, Skew, Tally}
 
-// View is what people need to read for `kubectl concord`, as deploy/controllers/base/readers.yaml has it for clusters in which
-// no server makes it. Kubernetes' role view takes it in.
+// View holds the permissions that people need for `kubectl concord`. deploy/controllers/base/readers.yaml has the same
+// role for clusters in which no server creates it. It is aggregated into Kubernetes' role view.
 var View = rbacv1.ClusterRole{
 	ObjectMeta: metav1.ObjectMeta{
 		Name:        "concord:view",
@@ -171,7 +170,7 @@ func (r Role) User() string {
 	return serviceaccount.MakeUsername(metav1.NamespaceSystem, "concord-"+r.Name)
 }
 
-// Is says whether somebody who has authenticated is the controller.
+// Is reports whether an authenticated user is the controller.
 func (r Role) Is(u user.Info) bool { return u != nil && u.GetName() == r.User() }
 
 // users are the names of all of them. They are asked for with every request.
@@ -183,15 +182,15 @@ var users = func() sets.Set[string] {
 	return names
 }()
 
-// Loopback says whether somebody who has authenticated is the server itself.
+// Loopback reports whether an authenticated user is the server itself.
 func Loopback(u user.Info) bool {
 	return u != nil && u.GetName() == user.APIServerUser && slices.Contains(u.GetGroups(), user.SystemPrivilegedGroup)
 }
 
-// Any says whether somebody who has authenticated is one of the controllers.
+// Any reports whether an authenticated user is one of the controllers.
 func Any(u user.Info) bool { return u != nil && users.Has(u.GetName()) }
 
-// Own says whether somebody who has authenticated is the server itself or one of the controllers.
+// Own reports whether an authenticated user is the server itself or one of the controllers.
 func Own(u user.Info) bool { return Loopback(u) || Any(u) }
 
 // objectName is the name of the ClusterRole, the Roles and the bindings.
@@ -203,7 +202,7 @@ var authors = map[schema.GroupResource][]Role{
 	migrationv1alpha1.StorageVersionMigrations: {Trigger, Migrator},
 }
 
-// Writes says whether somebody is a controller that writes the status of a resource of ours.
+// Writes reports whether a user is a controller that writes the status of one of our resources.
 func Writes(u user.Info, gr schema.GroupResource) bool {
 	return slices.ContainsFunc(authors[gr], func(r Role) bool { return r.Is(u) })
 }

@@ -21,16 +21,15 @@ import (
 	"github.com/concord-dev/concord/join/roles"
 )
 
-// protocol is another admission, but for the protocol's own objects.
+// protocol is admission for all objects except the protocol's own.
 //
-// The fields that count in StorageStates and migrations are written by their controllers alone: a
-// stored set that somebody shortened, or a success that somebody wrote, would have storedVersions
-// pruned over objects that nobody migrated. Administrators may read, create, pause and delete as
-// ever.
+// Only the controllers may write the fields of StorageStates and migrations that decide something: if somebody
+// shortened a stored set, or wrote a success, storedVersions would be pruned although nobody migrated the objects.
+// Administrators may read, create, pause and delete these objects as usual.
 //
-// The Leases that keep a server in the cluster, and StorageVersions, the other admission does not
-// see: a webhook for all resources that does not answer, as it may be served by this very server's
-// cluster, is not to keep servers from becoming ready.
+// The other admission plugins do not see StorageVersions and the Leases that keep a server in the cluster: a webhook
+// for all resources that does not answer, possibly served by this very cluster, must not keep servers from becoming
+// ready.
 type protocol struct {
 	admission.Interface      // nil where the server has no other admission
 	roles               bool // the controllers act as users of their own
@@ -122,7 +121,7 @@ func touches(obj, old runtime.Object) bool {
 		!maps.Equal(marks(after.GetAnnotations()), marks(before.GetAnnotations())) || !maps.Equal(marks(after.GetLabels()), marks(before.GetLabels()))
 }
 
-// marks are those of an object's annotations, or labels, that are concord.dev's.
+// marks returns the annotations, or labels, of concord.dev.
 func marks(all map[string]string) map[string]string {
 	found := map[string]string{}
 	for key, value := range all {

@@ -17,9 +17,9 @@ import (
 const (
 	// loadWindow is the time over which Clients looks back.
 	loadWindow = time.Second
-	// Clients count as being served when so many requests for resources were begun, and so
-	// many were under way on average; or when more were under way and one still is, as with
-	// a client that waits longer and longer. A request now and then does not count.
+	// Clients count as being served when this many requests for resources were begun and this many were under way on
+	// average, or when more were under way and one of them still is, such as that of a client that waits longer and
+	// longer. A request now and then does not count.
 	busyRequests          = 5
 	busyShare, waitsShare = 0.05, 0.5
 	// lateAfter is after how long a request that has not ended counts with the time it has taken.
@@ -42,13 +42,13 @@ type Clients struct {
 	// now is the window since began, before the one before it.
 	now, before loadOf
 	began, last time.Time
-	// looks are those of migrations.
+	// looks holds the observations of migrations.
 	looks map[*clientLook]bool
 }
 
 var _ pace.Clients = (*Clients)(nil)
 
-// New returns one that has seen no request.
+// New returns Clients that have seen no request.
 func New(c clock.PassiveClock) *Clients {
 	return &Clients{clock: c, garbage: newCollecting(c), under: map[*served]bool{}, looks: map[*clientLook]bool{}}
 }
@@ -74,7 +74,7 @@ func (l latencies) add(class string, took time.Duration) {
 // clientLook remembers the times taken by requests that ended since it was last asked.
 type clientLook struct {
 	took latencies
-	// undisturbed says that no migration was under way meanwhile.
+	// undisturbed says that no migration was under way in the meantime.
 	undisturbed bool
 }
 
@@ -95,7 +95,7 @@ func (l *Clients) Wrap(next http.Handler) http.Handler {
 	})
 }
 
-// classOf tells reads and writes of single objects from each other.
+// classOf distinguishes reads and writes of single objects.
 func classOf(info *apirequest.RequestInfo) string {
 	switch info.Verb {
 	case "get":
@@ -191,7 +191,7 @@ func (l *Clients) advance() {
 	l.now, l.began = loadOf{took: latencies{}}, now
 }
 
-// fromServer says whether this server itself sent the request, or one of Concord's controllers.
+// fromServer reports whether this server itself, or one of Concord's controllers, sent the request.
 func fromServer(r *http.Request) bool {
 	u, ok := apirequest.UserFrom(r.Context())
 	return ok && roles.Own(u)

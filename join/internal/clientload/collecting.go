@@ -9,12 +9,12 @@ import (
 	"k8s.io/utils/clock"
 )
 
-// collecting has garbage collected while migrations rest. A collection takes up to half of the
-// processor for as long as the heap is large; with objects being rewritten beside it, all of which
-// watch caches decode, clients wait for whole seconds.
+// collecting makes garbage collections happen while migrations rest. A collection takes up to half of the processors,
+// for a time that depends on the size of the heap; if objects are rewritten at the same time, which all watch caches
+// decode, clients wait for whole seconds.
 type collecting struct {
 	clock clock.PassiveClock
-	// read tells of the heap, and collect collects garbage.
+	// read returns the figures of the heap, and collect collects garbage.
 	read    func() heap
 	collect func()
 
@@ -26,9 +26,9 @@ type collecting struct {
 	cycles, allocated uint64
 }
 
-// heap holds the figures that Go's runtime tells of it: the number of collections so far, and in bytes
-// all that was ever allocated, the size that it may reach, the part of it that the last collection
-// found alive, and its size, with garbage that no collection has freed yet.
+// heap holds figures of Go's runtime: the number of collections so far and, in bytes, everything that was ever
+// allocated, the size at which the next collection should end, the live part of it at the last collection, and the
+// current size, with garbage that is not freed yet.
 type heap struct{ cycles, allocated, goal, live, size uint64 }
 
 func newCollecting(c clock.PassiveClock) *collecting {
@@ -64,8 +64,7 @@ const (
 	recently = time.Second
 )
 
-// under says that garbage is being collected, and begins to collect it if that is about to happen
-// anyway.
+// under reports whether garbage is being collected, and starts a collection if one is about to start anyway.
 func (c *collecting) under() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -37,14 +37,13 @@ const (
 	// fail for it, and webhookProbe how often it is asked after that.
 	webhookPatience = 30 * time.Second
 	webhookProbe    = 5 * time.Second
-	// minWebhookBackoff and maxWebhookBackoff bound the time between two calls of one that
-	// gave no answer.
+	// minWebhookBackoff and maxWebhookBackoff limit the time between two calls of a webhook that does not answer.
 	minWebhookBackoff = 100 * time.Millisecond
 	maxWebhookBackoff = 3 * time.Second
 )
 
-// errNoAnswer says that a conversion webhook was not reached, or did not know what to say.
-// Any other error of a call is an answer.
+// errNoAnswer says that a conversion webhook was not reached or did not return an answer. Any other error of a call is
+// an answer.
 var errNoAnswer = errors.New("the conversion webhook does not answer")
 
 // webhookConversion converts stored custom resources by their definition's webhook, many in
@@ -59,7 +58,7 @@ type webhookConversion struct {
 	outage    outage
 
 	mu sync.Mutex
-	// most is how many objects a call may have: fewer after one that was not answered.
+	// most is the largest number of objects in a call: fewer after a call without an answer.
 	most int
 }
 
@@ -105,8 +104,8 @@ func (w *webhookConversion) decode(plain []byte) (*unstructured.Unstructured, er
 	return object, nil
 }
 
-// together converts objects in as few calls as it takes to find those that the webhook
-// refuses: objects that it does not take together are divided.
+// together converts objects in as few calls as possible, and finds the objects that the webhook refuses: a set that it
+// does not accept as a whole is divided.
 func (w *webhookConversion) together(ctx context.Context, objects []unstructured.Unstructured) []migratestore.Converted {
 	if len(objects) == 0 {
 		return nil
@@ -146,10 +145,9 @@ func (w *webhookConversion) encoded(objects []unstructured.Unstructured) []migra
 	return result
 }
 
-// call converts objects by one call. With an error it says whether fewer objects may fare
-// better: one of them may be refused, be too slow to convert or bring the webhook down. A
-// single object is tried again while the webhook gives no answer to anybody, until that
-// has taken too long.
+// call converts objects in one call. With an error it reports whether fewer objects may succeed, because one of them
+// may be refused, be too slow to convert, or crash the webhook. A single object is tried again while the webhook
+// answers no call at all, for a limited time.
 func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Unstructured) (converted []unstructured.Unstructured, divide bool, err error) {
 	list := &unstructured.UnstructuredList{Items: objects}
 	list.SetAPIVersion(w.encoding.String())

@@ -108,9 +108,9 @@ func (r *Resources) Target(ctx context.Context, job claim.Job, t *migratestore.T
 	return nil
 }
 
-// renaming is the function that converts between versions of a definition that differ in name only;
-// nil where a webhook does. Values in a version that the definition does not have are
-// left to the codec, which says so.
+// renaming returns the function that converts between versions of a definition that differ in name only; nil if a
+// webhook converts. Values in a version that the definition does not have are left to the codec, which returns an
+// error.
 func renaming(crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) func([]byte, agree.Encoding) ([]byte, bool) {
 	if c := crd.Spec.Conversion; c == nil || c.Strategy != apiextensionsv1.NoneConverter {
 		return nil

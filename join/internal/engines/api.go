@@ -26,9 +26,9 @@ type apiMigrator struct {
 
 var _ claim.Rewriter = (*apiMigrator)(nil)
 
-// API is the engine that migrates through this server's API, for objects that are not to be rewritten in its store. It
-// reads with one and patches with another configuration. Elsewhere says which service a resource's version is served by,
-// if it is one.
+// API returns the engine that migrates through this server's API, for objects that cannot be rewritten in its store.
+// It uses config for reads and patching for patches. elsewhere returns the service that serves a version of a
+// resource, "" if there is none.
 func (e *Engines) API(config, patching *rest.Config) (engine claim.Rewriter, elsewhere func(context.Context, schema.GroupVersionResource) (string, error), err error) {
 	client, err := migrateapi.NewClient(patching)
 	if err != nil {
@@ -42,7 +42,7 @@ func (e *Engines) API(config, patching *rest.Config) (engine claim.Rewriter, els
 	return provenAPI{Rewriter: api, kv: e.KV, target: e.targetHere, pacer: e.Pacer}, api.elsewhere, nil
 }
 
-// elsewhere says which service a resource's version is served by, if it is one.
+// elsewhere returns the service that serves a version of a resource, "" if there is none.
 func (a *apiMigrator) elsewhere(ctx context.Context, gvr schema.GroupVersionResource) (string, error) {
 	if gvr.Group == "" {
 		return "", nil // is never served by another program

@@ -23,20 +23,20 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// Config says what the engines of a server work on.
+// Config holds the parts of a server that its engines use.
 type Config struct {
 	KV      migratestore.KV
 	Fence   *fence.Fence
 	Keyring *keyring.Ring
 	Convert *convert.Resources
-	// Clients are those that migrations give way to.
+	// Clients are the clients to which migrations give way.
 	Clients pace.Clients
 	// MaxAddedLatency and MaxObjectsPerSecond are the bounds of a migration that names none (see join.Config).
 	MaxAddedLatency     *time.Duration
 	MaxObjectsPerSecond int
 }
 
-// Engines are those of one server.
+// Engines holds the engines of one server.
 type Engines struct {
 	Config
 	store *migratestore.Engine
@@ -102,7 +102,7 @@ func (e *Engines) bounds(job claim.Job) pace.Bounds {
 	return b
 }
 
-// Pacer has a job give way, until stop.
+// Pacer returns the pacer of a job, which gives way to clients until stop is called.
 func (e *Engines) Pacer(job claim.Job) (p *pace.Pacer, stop func()) {
 	return pace.New(e.bounds(job), e.Clients, clock.RealClock{})
 }
@@ -122,7 +122,7 @@ func cursorOf(kept, prefix string) migratestore.Cursor {
 	return migratestore.Cursor{After: p.After, Progress: p.Progress}
 }
 
-// target says what the engine is to do for a job.
+// target returns what the engine has to do for a job.
 func (e *Engines) target(ctx context.Context, job claim.Job) (*migratestore.Target, error) {
 	fenceKey, ok := e.Fence.FenceKey(job.GroupResource)
 	if !ok {
@@ -178,9 +178,9 @@ func (a provenAPI) Rewrite(ctx context.Context, job claim.Job, progress func(cla
 	return result, err
 }
 
-// prove counts, after a rewrite, the values that it should have encrypted anew: a key is
-// not to be called removable because nobody met a value that needs it. Whether the
-// agreement stood until then is for the caller to ask before the rewrite counts as a success.
+// prove counts, after a rewrite, the values that should have been encrypted again: a key must not be called removable
+// only because no value was met that needs it. The caller has to check that the agreement stood until then before the
+// rewrite counts as a success.
 func prove(ctx context.Context, reader migratestore.Reader, target *migratestore.Target, pacer *pace.Pacer) error {
 	if target.Transformer == nil {
 		return nil

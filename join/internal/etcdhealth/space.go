@@ -25,16 +25,15 @@ const (
 // errNoSpace is the error while etcd's alarm NOSPACE is raised.
 var errNoSpace = fmt.Errorf("%s: %w", fence.NoSpaceMessage, member.ErrDeletesOnly)
 
-// space knows whether etcd takes puts: it does not while its alarm NOSPACE is raised,
-// and reads and deletes tell nothing of that. It is asked all the time, and a put that was
-// refused tells at once.
+// space knows whether etcd accepts puts. It does not while its alarm NOSPACE is raised, which reads and deletes do not
+// show. space asks for the alarm regularly, and learns of it at once from a refused put.
 type space struct {
 	alarmed func(context.Context) (bool, error)
 	// used returns how much of the quota is used, 0 to 1; 0 if that is not known.
 	used  func(context.Context) (float64, error)
 	limit time.Duration
 	full  atomic.Bool
-	// refused says that a put was refused since the last question was begun.
+	// refused says that a put was refused since the last question began.
 	refused atomic.Bool
 }
 
@@ -100,7 +99,7 @@ func (s *space) once(ctx context.Context) {
 	s.set(alarmed)
 }
 
-// refuse tells that a put was refused for want of space.
+// refuse records that a put was refused for lack of space.
 func (s *space) refuse() {
 	s.refused.Store(true)
 	s.set(true)

@@ -19,8 +19,8 @@ const (
 	requestedDeprecated = "apiserver_requested_deprecated_apis"
 )
 
-// laterDeprecated are APIs that were asked for and are deprecated in a later release than the
-// emulated one: metrics do not tell of them.
+// laterDeprecated records requested APIs that are deprecated only in a release later than the emulated one, which
+// metrics leave out.
 type laterDeprecated struct {
 	mu   sync.Mutex
 	seen map[requestedAPI]bool

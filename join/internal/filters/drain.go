@@ -20,12 +20,13 @@ type Drain struct {
 	idle    chan struct{}
 }
 
-// NewDrain returns one that lets writes through.
+// NewDrain returns a Drain that lets writes through.
 func NewDrain() *Drain { return &Drain{idle: make(chan struct{})} }
 
 var readVerbs = map[string]bool{"get": true, "list": true, "watch": true}
 
-// Wrap is the filter. What longRunning tells of, such as a POST to pods/exec, writes nothing and has no end.
+// Wrap returns the filter. Requests for which longRunning returns true, such as a POST to pods/exec, write nothing and
+// have no end; they pass.
 func (d *Drain) Wrap(next http.Handler, serializer runtime.NegotiatedSerializer, longRunning apirequest.LongRunningRequestCheck) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		info, ok := apirequest.RequestInfoFrom(r.Context())

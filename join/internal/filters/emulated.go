@@ -13,10 +13,9 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// WithEmulation has warnings, and metrics if they are served, follow the release that is emulated
-// and not the binary's: there is no warning of a later deprecation, and a refusal of a CEL function says that the min
-// compatibility version decides which there are. It belongs behind the filter that makes the
-// recorder of warnings.
+// WithEmulation adapts warnings, and metrics if they are served, to the emulated release: there is no warning about a
+// later deprecation, and when a CEL function is refused, the message says that the min compatibility version decides
+// which functions exist. It has to come after the filter that creates the recorder of warnings.
 func WithEmulation(next http.Handler, window compat.Window, metrics bool) http.Handler {
 	hint := fmt.Sprintf("which functions CEL expressions may use follows the min compatibility version, %s here: one that came later is refused (--min-compatibility-version)", window.MinCompatibility)
 	older := window.MinCompatibility.LessThan(compat.BinaryVersion())
@@ -53,7 +52,7 @@ func (f warnings) AddWarning(agent, text string) { f(agent, text) }
 
 var deprecatedIn = regexp.MustCompile(` is deprecated in v([0-9]+\.[0-9]+)\+`)
 
-// deprecatedAfter says whether a warning tells of a deprecation in a later release.
+// deprecatedAfter reports whether a warning is about a deprecation in a later release.
 func deprecatedAfter(text string, emulation *version.Version) bool {
 	found := deprecatedIn.FindStringSubmatch(text)
 	if found == nil {
@@ -63,7 +62,7 @@ func deprecatedAfter(text string, emulation *version.Version) bool {
 	return err == nil && release.GreaterThan(emulation)
 }
 
-// undeclared is what CEL's compiler says of a function that its environment does not have.
+// undeclared is CEL's error for a function that its environment does not have.
 var undeclared = []byte("undeclared reference to")
 
 // hinting adds a warning to an answer that refuses an object because of a name that CEL does

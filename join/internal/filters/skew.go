@@ -50,7 +50,7 @@ type skewFilter struct {
 	offenders map[offender]struct{}
 }
 
-// offender is a component, version and user of which one log message is written.
+// offender is a component, version and user, for which one log message is written.
 type offender struct {
 	component compat.Component
 	version   string

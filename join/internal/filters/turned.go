@@ -38,10 +38,10 @@ func Again(next http.Handler, serializer runtime.NegotiatedSerializer, custom fu
 	})
 }
 
-// turned is a response that is kept back if it says that the request was turned away.
+// turned is a response that is held back if it says that the request was turned away.
 type turned struct {
 	http.ResponseWriter
-	// held says that the status 503 is not written yet, away that it is not going to be.
+	// held says that the status 503 is not written yet, away that it will not be written.
 	held, away bool
 }
 

@@ -104,8 +104,7 @@ func (w *wholeAnswer) Flush() {}
 // CloseNotify implements http.CloseNotifier. That the asker has gone is in the context.
 func (w *wholeAnswer) CloseNotify() <-chan bool { return nil }
 
-// WriteHeader implements http.ResponseWriter. Only the first one counts, and those that
-// announce another do not.
+// WriteHeader implements http.ResponseWriter. Only the first call counts, and informational statuses (1xx) do not.
 func (w *wholeAnswer) WriteHeader(status int) {
 	if w.status == 0 && status >= http.StatusOK {
 		w.status, w.sent = status, w.header.Clone()

@@ -27,10 +27,10 @@ import (
 // shutdown bounds how long the local API waits for its own clients at the end.
 const shutdown = time.Second
 
-// API serves Leases and StorageVersions of an aggregated API server to itself, from its
-// own etcd. With them the protocol runs there as in any cluster: the server's Lease, its
-// report and so its permission to write are objects beside those that it writes. They are in
-// nobody's discovery, and no connection leads here from outside the process.
+// API serves the Leases and StorageVersions of an aggregated API server to the server itself, from its own etcd. With
+// them the protocol runs there as in any cluster: the server's Lease, its report, and so its permission to write are
+// stored beside the objects that it writes. They are in no discovery, and cannot be reached from outside of the
+// process.
 type API struct {
 	connections chan net.Conn
 	server      *http.Server
@@ -39,7 +39,7 @@ type API struct {
 	serving     sync.WaitGroup
 }
 
-// New returns one that serves nothing yet.
+// New returns an API that serves nothing yet.
 func New() *API {
 	l := &API{connections: make(chan net.Conn), server: &http.Server{ReadHeaderTimeout: time.Minute}}
 	l.ended, l.end = context.WithCancel(context.Background())
@@ -109,8 +109,8 @@ func (l *API) Stop() error {
 	return err
 }
 
-// install serves a group from a container. A generic server would want definitions for
-// OpenAPI of all types, which are not published; nobody reads them here.
+// install serves a group from a container. A generic server would require OpenAPI definitions for all types, which do
+// not exist, and nobody would read them.
 func install(container *restful.Container, info *genericapiserver.APIGroupInfo) error {
 	for _, gv := range info.PrioritizedVersions {
 		version := &endpoints.APIGroupVersion{

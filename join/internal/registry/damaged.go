@@ -24,11 +24,10 @@ import (
 	"github.com/concord-dev/concord/stored"
 )
 
-// damageTolerant is the storage of StorageVersions. A value that does not decode, be it that
-// etcd's file was damaged or that somebody wrote it, would have every list of StorageVersions
-// fail, and with that the reports of all resources. It is left out of lists instead, and a
-// request for it by name is answered with the key and the way out: a damaged value must not count
-// as reported, and does not.
+// damageTolerant is the storage of StorageVersions. A value that cannot be decoded, because etcd's file was damaged or
+// because somebody wrote it, would make every list of StorageVersions fail, and with it the reports of all resources.
+// Such a value is left out of lists instead. A request for it by name is answered with the key and the way out, and it
+// does not count as reported.
 type damageTolerant struct {
 	storage.Interface
 	etcd        *clientv3.Client
@@ -62,7 +61,7 @@ func tolerant(etcd *clientv3.Client, prefix string, inner generic.StorageDecorat
 	}
 }
 
-// damage says what is wrong with a value, and the way out.
+// damage returns an error that says what is wrong with a value, and the way out.
 func damage(key string, err error) error {
 	return fmt.Errorf("the StorageVersion in etcd's key %s is damaged (%w): etcdctl del %s, then the servers report it again by themselves", key, err, key)
 }
@@ -97,7 +96,7 @@ func (d *damageTolerant) GuaranteedUpdate(ctx context.Context, key string, desti
 	return d.explain(ctx, key, err)
 }
 
-// explain names the damage if that is what an error comes from.
+// explain adds the key and the way out to an error that comes from a damaged value.
 func (d *damageTolerant) explain(ctx context.Context, key string, err error) error {
 	var known *storage.StorageError
 	var status apierrors.APIStatus

@@ -24,8 +24,8 @@ var leases = newGroup(coordinationv1.SchemeGroupVersion, coordinationv1.AddToSch
 // LeaseScheme knows Leases.
 var LeaseScheme = leases.scheme
 
-// LeaseGroup returns the API group of Leases, for a server whose cluster has them elsewhere:
-// package join keeps those of aggregated API servers in their own etcd.
+// LeaseGroup returns the API group of Leases, for an aggregated API server: package join keeps its Leases in its own
+// etcd.
 func LeaseGroup(of StorageOf) (*genericapiserver.APIGroupInfo, error) {
 	options, err := leases.storage(Leases, of)
 	if err != nil {

@@ -72,8 +72,8 @@ func (g group) storage(resource schema.GroupResource, of StorageOf) (generic.RES
 	return of(resource, codec)
 }
 
-// Group returns the API group to install, whose objects are stored, under prefix, as of says. A damaged one keeps
-// nobody from the others.
+// Group returns the API group to install. Its objects are stored under prefix, in the storage that of returns. A
+// damaged object does not affect the others.
 func Group(of StorageOf, etcd *clientv3.Client, prefix string) (*genericapiserver.APIGroupInfo, error) {
 	options, err := storageVersions.storage(storageversion.Resource, of)
 	if err != nil {

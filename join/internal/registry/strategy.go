@@ -17,8 +17,8 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// checked is the part that all strategies have: objects are not made by an update, an update names
-// the resourceVersion it read, and nobody is warned.
+// checked is the common part of all strategies: objects are not created by an update, an update names the
+// resourceVersion that it read, and there are no warnings.
 type checked struct {
 	runtime.ObjectTyper
 	names.NameGenerator
@@ -97,9 +97,8 @@ func validateName(name string) []string {
 	return append(utilvalidation.IsDNS1123Subdomain(name[:i]), utilvalidation.IsDNS1035Label(name[i+1:])...)
 }
 
-// validate checks the reports (an encoding is decodable, served versions
-// are decodable, server IDs are unique) and that the agreement stated is the one that
-// follows from them.
+// validate checks the reports (an encoding is decodable, served versions are decodable, server IDs are unique), and
+// that the stated agreement follows from them.
 func validate(sv *v1alpha1.StorageVersion) field.ErrorList {
 	path := field.NewPath("status")
 	reports := storageversion.Reports(sv)
