@@ -149,20 +149,26 @@ func (p *plugin) change(ctx context.Context, out io.Writer, args []string, what 
 	if err != nil {
 		return err
 	}
-	resources, err := c.resolveAll(o, args)
-	if err != nil {
-		return err
-	}
-	for _, gr := range resources {
+	return each(args, func(arg string) error {
+		gr, err := c.resolve(o, arg)
+		if err != nil {
+			return err
+		}
 		live := liveOf(o, gr)
 		if len(live) == 0 {
 			return fmt.Errorf("%s has no migration under way; kubectl concord migrate %s asks for one", gr, gr)
 		}
-		if err := c.changeAll(ctx, out, live, what, dryRun); err != nil {
-			return err
-		}
+		return c.changeAll(ctx, out, live, what, dryRun)
+	})
+}
+
+// each does the same for each of several arguments, as kubectl does: one that fails does not keep the others from it.
+func each(args []string, do func(arg string) error) error {
+	var errs []error
+	for _, arg := range args {
+		errs = append(errs, do(arg))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // changeAll changes the migrations of one resource: each that can be changed, also where others cannot. The error is
@@ -292,7 +298,7 @@ func (p *plugin) hold(ctx context.Context, out io.Writer, args []string, verb, v
 	if err != nil {
 		return err
 	}
-	for _, arg := range args {
+	return each(args, func(arg string) error {
 		gr, err := c.resolve(o, arg)
 		if err != nil {
 			return err
@@ -303,7 +309,7 @@ func (p *plugin) hold(ctx context.Context, out io.Writer, args []string, verb, v
 		}
 		if migrationv1alpha1.Held(crd.Annotations) == (verb == "hold") {
 			fmt.Fprintf(out, "%s: %s already\n", gr, heldWord(verb))
-			continue
+			return nil
 		}
 		if err := c.annotate(ctx, crd.Name, value, dryRun); err != nil {
 			return err
@@ -313,8 +319,8 @@ func (p *plugin) hold(ctx context.Context, out io.Writer, args []string, verb, v
 			after = " (dry run)"
 		}
 		fmt.Fprintf(out, "%s: %s%s\n", gr, heldWord(verb), after)
-	}
-	return nil
+		return nil
+	})
 }
 
 func heldWord(verb string) string {

@@ -8,24 +8,30 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/concord-dev/concord/cmd/migrating"
 )
 
-// TestChangeAll: a migration that cannot be changed does not keep those of the same resource that can be from it.
+// TestChangeAll: what cannot be changed, a migration or all of a resource, does not keep others from it that can be.
 func TestChangeAll(t *testing.T) {
 	const own, asked = `{"name": "own", "uid": "o", "labels": {"concord.dev/made-by": "trigger"}}`, `{"name": "asked", "uid": "a"}`
 	const kept = "migration own was made by Concord itself, and would be made again; it is paused already"
 	const refused = "storageversionmigrations.migration.k8s.io is forbidden"
+	widgets := []string{"widgets.example.com"}
 	for name, test := range map[string]struct {
+		args           []string
 		migrations     []string
 		what           change
 		forbids        string
 		out, err       string
 		wrote, deleted []string
 	}{
-		"one of both is taken back": {[]string{own, asked}, change{done: "cancelled", remove: true}, "", "widgets.example.com: cancelled: migration asked\nwidgets.example.com: not cancelled: " + kept + "\n", "", nil, []string{"asked"}},
-		"none is":                   {[]string{own}, change{done: "cancelled", remove: true}, "", "", kept, nil, nil},
-		"none is, for two reasons":  {[]string{asked, own}, change{done: "cancelled", remove: true}, "asked", "", "delete migration asked: " + refused + "\n" + kept, nil, nil},
-		"one is resumed":            {[]string{own, asked}, paused(false), "own", "widgets.example.com: resumed: migration asked\n", "migration own: " + refused, []string{"asked"}, nil},
+		"one of both is taken back": {widgets, []string{own, asked}, change{done: "cancelled", remove: true}, "", "widgets.example.com: cancelled: migration asked\nwidgets.example.com: not cancelled: " + kept + "\n", "", nil, []string{"asked"}},
+		"none is":                   {widgets, []string{own}, change{done: "cancelled", remove: true}, "", "", kept, nil, nil},
+		"none is, for two reasons":  {widgets, []string{asked, own}, change{done: "cancelled", remove: true}, "asked", "", "delete migration asked: " + refused + "\n" + kept, nil, nil},
+		"one resource of three is": {[]string{"gears.example.com", "widgets.example.com", "gizmos.example.com"}, []string{asked}, paused(false), "", "widgets.example.com: resumed: migration asked\n",
+			fmt.Sprintf("%q: %s\n%q: %s", "gears.example.com", migrating.NobodyLooks, "gizmos.example.com", migrating.NobodyLooks), []string{"asked"}, nil},
+		"one is resumed": {widgets, []string{own, asked}, paused(false), "own", "widgets.example.com: resumed: migration asked\n", "migration own: " + refused, []string{"asked"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var mu sync.Mutex
@@ -59,7 +65,7 @@ func TestChangeAll(t *testing.T) {
 			}))
 			defer api.Close()
 			var out strings.Builder
-			err := pluginOf(t, api.URL).change(t.Context(), &out, []string{"widgets.example.com"}, test.what, false)
+			err := pluginOf(t, api.URL).change(t.Context(), &out, test.args, test.what, false)
 			if said := fmt.Sprint(err); out.String() != test.out || (err != nil || test.err != "") && said != test.err || !slices.Equal(wrote, test.wrote) || !slices.Equal(deleted, test.deleted) {
 				t.Errorf("it says\n%s%v\nand wrote %q and deleted %q", out.String(), err, wrote, deleted)
 			}
