@@ -63,6 +63,13 @@ func TestContent(t *testing.T) {
 	}
 }
 
+// TestTurn: a migration that waits for its turn names the resources that it waits for.
+func TestTurn(t *testing.T) {
+	a := newAPI(t, story(t, "turn"))
+	v := open(t, chromium(t), serve(t, a.config()).local.URL(), look{width: 1280, height: 900})
+	v.waitText("#migrations", "gadgets.example.com to v2: pending, waits for its turn behind gizmos.example.com, widgets.example.com")
+}
+
 // fits: the page itself does not scroll to the side.
 func (v *view) fits(width int) {
 	v.t.Helper()
