@@ -32,6 +32,8 @@ type Cluster struct {
 	Unserved []string `json:"unserved,omitempty"`
 	// NothingKnown are others that no server serves now: nothing but a StorageState tells of them, and no version in it.
 	NothingKnown []string `json:"nothingKnown,omitempty"`
+	// Unseen are those with a definition of which nobody has said yet how they are stored. Counts leaves them out.
+	Unseen []string `json:"unseen,omitempty"`
 	// Moving are the migrations that have not ended: first those that go on.
 	Moving []Moving `json:"moving"`
 	// Unread says what could not be read, and so is not known.
@@ -74,6 +76,8 @@ func Of(o Observed) Cluster {
 			c.NothingKnown = append(c.NothingKnown, r.String())
 		case r.unserved && len(r.stored) > 0:
 			c.Unserved = append(c.Unserved, r.String())
+		case r.unseen():
+			c.Unseen = append(c.Unseen, r.String())
 		}
 		for _, server := range x.waitsFor(r) {
 			waits[server.ID] = append(waits[server.ID], r.String())

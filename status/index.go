@@ -129,6 +129,11 @@ func (r *resource) unreported() bool {
 	return r.version == nil && (r.state == nil || r.gone())
 }
 
+// unseen says whether there is a definition of which nobody has said yet how it is stored.
+func (r *resource) unseen() bool {
+	return r.crd != nil && r.state == nil && len(r.reports) == 0
+}
+
 // settled says that every object is in the encoding that all agree on.
 func (r *resource) settled() bool {
 	return r.common != "" && len(r.stored) == 1 && r.stored[0] == r.common

@@ -35,13 +35,15 @@ const (
 	Moves RowState = "moving"
 	// Unsettled: objects may be in several versions, and no migration has been made yet.
 	Unsettled RowState = "unsettled"
+	// Unknown: there is a definition, and nobody has looked yet at what is stored of it.
+	Unknown RowState = "unknown"
 	// Settled: every object is in the version that all servers agree on.
 	Settled RowState = "settled"
 	// Past: no server stores it any more.
 	Past RowState = "past"
 )
 
-var rowStates = []RowState{Bad, Halted, Moves, Unsettled, Settled, Past}
+var rowStates = []RowState{Bad, Halted, Moves, Unsettled, Unknown, Settled, Past}
 
 // halts are the kinds of problems that somebody has wished for, or that pass by themselves.
 var halts = []Kind{Paused, Waiting, Held}
@@ -76,6 +78,8 @@ func (x *index) row(r *resource, problems []Problem) Row {
 		row.State = Halted
 	case len(r.live()) > 0:
 		row.State = Moves
+	case r.unseen():
+		row.State = Unknown
 	case !r.counts():
 		row.State = Past
 	case r.settled():

@@ -76,6 +76,10 @@ func (c Cluster) Text(s Style) string {
 		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("%s %s served by no server now, %s, and nothing is known to be stored of %s: delete the %s if there never was such a resource",
 			count(n, "resource"), is(n), some(c.NothingKnown), plural(n, "it", "them"), plural(n, "StorageState", "StorageStates"))))
 	}
+	if n := len(c.Unseen); n > 0 && c.Counts.Stored > 0 && len(c.Unread) == 0 { // else nobody looks at any, or it is not known
+		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("nobody has looked yet at what is stored of %s, %s: servers report %s, or concord controllers look at %s",
+			count(n, "resource"), some(c.Unseen), plural(n, "it", "them"), plural(n, "it", "them"))))
+	}
 	if len(c.Problems) > 0 {
 		text.WriteString("\n" + s.paint(bold, "NOT WELL") + "\n")
 		shown := c.Problems[:min(len(c.Problems), shownProblems)]

@@ -23,6 +23,7 @@ const words = {
 const states = {
   moving: 'migrating',
   unsettled: 'not in one version yet',
+  unknown: 'not known yet',
   settled: 'in one version',
   past: 'not stored any more',
 };
