@@ -37,7 +37,7 @@ func Example() {
 		Prefix:        prefix,
 		// No transaction commits once the StorageVersion has another revision.
 		FenceKey: storageVersion, FenceRevision: permission.Header.Revision,
-		Convert: func(_ context.Context, plains [][]byte) (converted []migratestore.Converted) {
+		Convert: func(_ context.Context, plains [][]byte, _ func(error)) (converted []migratestore.Converted) {
 			for _, plain := range plains {
 				converted = append(converted, migratestore.Converted{Plain: bytes.Replace(plain, []byte("/v1"), []byte("/v2"), 1)})
 			}

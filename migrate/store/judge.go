@@ -29,8 +29,9 @@ var (
 // judge decides on entries, one judgement for each. A value whose envelope already says
 // the target's encoding is never decoded: a newer release's fields would be lost. If only
 // its encryption is stale, the same plaintext is sealed again. The error is ErrKeysUnavailable
-// if the transformer could not do its work at present; it says nothing about the entries.
-func (t *Target) judge(ctx context.Context, entries []Entry) ([]judgement, error) {
+// if the transformer could not do its work at present; it says nothing about the entries. hindered
+// is told what Convert waits for.
+func (t *Target) judge(ctx context.Context, entries []Entry, hindered func(error)) ([]judgement, error) {
 	judged := make([]judgement, len(entries))
 	var together []int // the entries that are converted together
 	var plains [][]byte
@@ -58,7 +59,7 @@ func (t *Target) judge(ctx context.Context, entries []Entry) ([]judgement, error
 	if len(together) == 0 {
 		return judged, nil
 	}
-	converted := t.Convert(ctx, plains)
+	converted := t.Convert(ctx, plains, hindered)
 	for n, i := range together {
 		c := Converted{Reason: Unconverted, Err: errUnanswered}
 		if len(converted) == len(plains) {
@@ -166,9 +167,14 @@ func (t *Target) verify(out []byte) (Reason, error) {
 const maxDetail = 256
 
 func newFailure(key string, reason Reason, err error) *Failure {
-	detail := err.Error()
-	if len(detail) > maxDetail {
-		detail = strings.ToValidUTF8(detail[:maxDetail], "") + "…"
+	return &Failure{Key: key, Reason: reason, Detail: detail(err)}
+}
+
+// detail is an error's text, shortened.
+func detail(err error) string {
+	text := err.Error()
+	if len(text) > maxDetail {
+		text = strings.ToValidUTF8(text[:maxDetail], "") + "…"
 	}
-	return &Failure{Key: key, Reason: reason, Detail: detail}
+	return text
 }

@@ -13,12 +13,16 @@ const (
 	callTimeout = 30 * time.Second
 	minBackoff  = 20 * time.Millisecond
 	maxBackoff  = time.Second
+	// hinderedAfter is for how long a run gets on in nothing before it says why.
+	hinderedAfter = 5 * time.Second
 )
 
 // patience is how long to wait for something that is unavailable.
 type patience struct {
 	clock clock.Clock
 	bound time.Duration
+	// told, if not nil, is told the error before each wait.
+	told func(error)
 }
 
 // patiently makes a call of the store again while the store is unavailable.
@@ -42,6 +46,9 @@ func (p patience) waiting(ctx context.Context, call func(context.Context) error)
 			since = now
 		} else if now.Add(backoff).Sub(since) > p.bound {
 			return err
+		}
+		if p.told != nil {
+			p.told(err)
 		}
 		if waitErr := wait(ctx, p.clock, backoff); waitErr != nil {
 			return errors.Join(waitErr, err)

@@ -53,8 +53,9 @@ type Target struct {
 	Codec machinery.Codec
 	// Convert, if not nil, replaces Codec: it converts the plaintexts of a piece of a page at once. A piece has at
 	// most Options.PieceKeys values and Options.PieceBytes bytes, except for a single larger value. It returns one
-	// Converted for each, in order, and is called by several goroutines at once.
-	Convert func(ctx context.Context, plains [][]byte) []Converted
+	// Converted for each, in order, is called by several goroutines at once, and calls hindered with each error
+	// after which it asks again.
+	Convert func(ctx context.Context, plains [][]byte, hindered func(error)) []Converted
 	// Shortcut, if not nil, does for many plaintexts what Codec does, in less time; where
 	// it is not ok Codec is asked. The shortcut's output is verified like Codec's.
 	Shortcut func(plain []byte, from agree.Encoding) (out []byte, ok bool)
@@ -203,6 +204,10 @@ type Report struct {
 	Progress
 	// Cursor is where another run could go on. Behind it some things may be done already.
 	Cursor Cursor
+	// Hindered is the last error for which nothing has got on for a while; else empty. Overloaded says of it that
+	// the store or the API server does not answer: rewrites of other resources wait, too.
+	Hindered   string
+	Overloaded bool
 }
 
 // Reason is the class of a Failure.
@@ -267,7 +272,7 @@ func New(kv KV) *Engine { return &Engine{kv: kv} }
 // Values that cannot be rewritten are part of the result and not an error. No error means that every page was done and
 // that the fence stood after the last write. ErrFenced means that the permission is gone; nothing was written after it
 // went. Any other error comes from the store or ctx; Run may then be called again, from the cursor, and skips what is
-// done. progress, if not nil, is called after every piece of a page, one call at a time and with counts that only
+// done. progress, if not nil, is called after every piece of a page and while the run waits for something, one call at a time and with counts that only
 // grow; other pieces continue during a call until they have something to report.
 func (e *Engine) Run(ctx context.Context, target Target, opts Options, progress func(Report)) (Result, error) {
 	if err := target.Validate(); err != nil {

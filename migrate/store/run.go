@@ -28,6 +28,9 @@ type run struct {
 	result   Result
 	frontier *progress.Frontier[string, Progress, Failure]
 	fence    Fence
+	// moved is when the run last got on, and hindered why it waits since.
+	moved    time.Time
+	hindered error
 	// ownFence is set when the StorageVersion itself is among the values to rewrite.
 	// Writing it moves the fence, so it is written when everything else is done.
 	ownFence *chunk
@@ -37,7 +40,6 @@ type run struct {
 
 func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
 	r := &run{
-		patience: patience{opts.Clock, opts.Patience},
 		kv:       e.kv,
 		target:   target,
 		opts:     opts,
@@ -46,7 +48,9 @@ func newRun(e *Engine, target Target, opts Options, told func(Report)) *run {
 		result:   Result{Progress: opts.Resume.Progress},
 		frontier: progress.NewFrontier[string, Progress, Failure](opts.Resume.After, opts.Resume.Progress, Progress.plus, opts.MaxNamed),
 		fence:    Fence{Key: target.FenceKey, Revision: target.FenceRevision},
+		moved:    opts.Clock.Now(),
 	}
+	r.patience = patience{clock: opts.Clock, bound: opts.Patience, told: r.hinder}
 	if r.threads == nil {
 		r.threads = newGoroutines(opts.UnderWay)
 	}
@@ -200,7 +204,16 @@ func (r *run) split(entries []Entry) []*chunk {
 func (r *run) note(change func(*Result)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.moved, r.hindered = r.opts.Clock.Now(), nil
 	change(&r.result)
+}
+
+// hinder tells of an error after which something is tried again.
+func (r *run) hinder(err error) {
+	r.mu.Lock()
+	r.hindered = err
+	r.mu.Unlock()
+	r.progress.Tell()
 }
 
 // count adds to the counts of a chunk, and so to those of the run.
@@ -224,7 +237,11 @@ func (r *run) rewrite(ctx context.Context, c *chunk) error {
 func (r *run) report() Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return Report{Progress: r.result.Progress, Cursor: r.cursor()}
+	report := Report{Progress: r.result.Progress, Cursor: r.cursor()}
+	if r.hindered != nil && r.opts.Clock.Since(r.moved) >= hinderedAfter { // others pass in a moment
+		report.Hindered, report.Overloaded = detail(r.hindered), errors.Is(r.hindered, ErrUnavailable)
+	}
+	return report
 }
 
 // cursor is how far everything is done.
@@ -330,7 +347,7 @@ func (r *run) judgeAll(ctx context.Context, c *chunk, entries []Entry) ([]Put, e
 	grown := int64(-size(entries))
 	var judgements []judgement
 	err := r.waiting(ctx, func(ctx context.Context) (err error) {
-		judgements, err = r.target.judge(ctx, entries)
+		judgements, err = r.target.judge(ctx, entries, r.hinder)
 		return err
 	})
 	if ctx.Err() != nil {

@@ -72,7 +72,7 @@ type Left struct {
 func CountLeft(ctx context.Context, reader Reader, target *Target, opts Options) (Left, error) {
 	var left Left
 	opts = opts.withDefaults()
-	p := patience{opts.Clock, opts.Patience}
+	p := patience{clock: opts.Clock, bound: opts.Patience}
 	err := p.walk(ctx, reader, target.Prefix, opts, func(e Entry) error {
 		var plain []byte
 		var stale bool

@@ -164,7 +164,7 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 		to := agree.Encoding([]string{"example.com/v2", "example.com/v1"}[round%2])
 		result, err := migratestore.New(kv).Run(t.Context(), migratestore.Target{
 			GroupResource: widgets, Encoding: to, Prefix: registry + "example.com/widgets/", FenceKey: fence, FenceRevision: fenced.Header.Revision,
-			Convert: func(_ context.Context, plains [][]byte) []migratestore.Converted {
+			Convert: func(_ context.Context, plains [][]byte, _ func(error)) []migratestore.Converted {
 				converted := make([]migratestore.Converted, len(plains))
 				for i, plain := range plains {
 					renamed, ok := migratestore.Rename(plain, to)

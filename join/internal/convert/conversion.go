@@ -75,7 +75,7 @@ func newWebhookConversion(crd *apiextensionsv1.CustomResourceDefinition, encodin
 }
 
 // convert is migratestore.Target.Convert.
-func (w *webhookConversion) convert(ctx context.Context, plains [][]byte) []migratestore.Converted {
+func (w *webhookConversion) convert(ctx context.Context, plains [][]byte, hindered func(error)) []migratestore.Converted {
 	result := make([]migratestore.Converted, len(plains))
 	var objects []unstructured.Unstructured
 	var places []int // of the objects among the plaintexts
@@ -87,7 +87,7 @@ func (w *webhookConversion) convert(ctx context.Context, plains [][]byte) []migr
 		}
 		objects, places = append(objects, *object), append(places, i)
 	}
-	for n, c := range w.together(ctx, objects) {
+	for n, c := range w.together(ctx, objects, hindered) {
 		result[places[n]] = c
 	}
 	return result
@@ -106,15 +106,15 @@ func (w *webhookConversion) decode(plain []byte) (*unstructured.Unstructured, er
 
 // together converts objects in as few calls as possible, and finds the objects that the webhook refuses: a set that it
 // does not accept as a whole is divided.
-func (w *webhookConversion) together(ctx context.Context, objects []unstructured.Unstructured) []migratestore.Converted {
+func (w *webhookConversion) together(ctx context.Context, objects []unstructured.Unstructured, hindered func(error)) []migratestore.Converted {
 	if len(objects) == 0 {
 		return nil
 	}
 	if most := w.bound(); len(objects) > most {
-		return append(w.together(ctx, objects[:most]), w.together(ctx, objects[most:])...)
+		return append(w.together(ctx, objects[:most], hindered), w.together(ctx, objects[most:], hindered)...)
 	}
 	before := (&unstructured.UnstructuredList{Items: objects}).DeepCopy().Items // the call may change its argument
-	converted, divide, err := w.call(ctx, objects)
+	converted, divide, err := w.call(ctx, objects, hindered)
 	switch {
 	case err == nil:
 		for i := range converted[:min(len(converted), len(before))] {
@@ -123,7 +123,7 @@ func (w *webhookConversion) together(ctx context.Context, objects []unstructured
 		return w.encoded(converted)
 	case divide && len(objects) > 1:
 		half := len(objects) / 2
-		return append(w.together(ctx, objects[:half]), w.together(ctx, objects[half:])...)
+		return append(w.together(ctx, objects[:half], hindered), w.together(ctx, objects[half:], hindered)...)
 	}
 	result := make([]migratestore.Converted, len(objects))
 	for i := range result {
@@ -147,8 +147,9 @@ func (w *webhookConversion) encoded(objects []unstructured.Unstructured) []migra
 
 // call converts objects in one call. With an error it reports whether fewer objects may succeed, because one of them
 // may be refused, be too slow to convert, or crash the webhook. A single object is tried again while the webhook
-// answers no call at all, for a limited time.
-func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Unstructured) (converted []unstructured.Unstructured, divide bool, err error) {
+// answers no call at all, for a limited time; hindered is called
+// for each such failure.
+func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Unstructured, hindered func(error)) (converted []unstructured.Unstructured, divide bool, err error) {
 	list := &unstructured.UnstructuredList{Items: objects}
 	list.SetAPIVersion(w.encoding.String())
 	list.SetKind(objects[0].GetKind() + "List")
@@ -169,6 +170,7 @@ func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Uns
 			return nil, false, ctx.Err()
 		}
 		err = fmt.Errorf("%w: %w", errNoAnswer, err)
+		hindered(err)
 		if len(objects) > 1 && now.late > before.late {
 			w.outage.lasts(w.clock.Now(), err)
 			w.shrink(1) // whether it answers at all is not found out half by half, each of which takes as long

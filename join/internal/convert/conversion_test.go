@@ -132,6 +132,8 @@ func plains(n int) [][]byte {
 	return values
 }
 
+func ignored(error) {}
+
 // wantConverted asserts that these objects, and no others, were not converted, and why.
 func wantConverted(t *testing.T, got []migratestore.Converted, n int, failed map[int]migratestore.Reason) {
 	t.Helper()
@@ -155,7 +157,7 @@ func wantConverted(t *testing.T, got []migratestore.Converted, n int, failed map
 // TestWebhookBatch: a piece of a page is converted by one call.
 func TestWebhookBatch(t *testing.T) {
 	h, w := startHook(t)
-	wantConverted(t, w.convert(t.Context(), plains(100)), 100, nil)
+	wantConverted(t, w.convert(t.Context(), plains(100), ignored), 100, nil)
 	if !slices.Equal(h.calls, []int{100}) {
 		t.Errorf("calls of %v objects", h.calls)
 	}
@@ -172,7 +174,7 @@ func TestWebhookRefuses(t *testing.T) {
 	for i := 7; i < 100; i += 10 {
 		failed[i] = migratestore.Unconverted
 	}
-	got := w.convert(t.Context(), values)
+	got := w.convert(t.Context(), values, ignored)
 	wantConverted(t, got, 100, failed)
 	if got[7].Err == nil || !strings.Contains(got[7].Err.Error(), "w-7 is refused") {
 		t.Errorf("it says %v", got[7].Err)
@@ -197,8 +199,8 @@ func TestWebhookDown(t *testing.T) {
 				}
 				return http.StatusOK
 			}
-			wantConverted(t, w.convert(t.Context(), plains(100)), 100, nil)
-			wantConverted(t, w.convert(t.Context(), plains(100)), 100, nil)
+			wantConverted(t, w.convert(t.Context(), plains(100), ignored), 100, nil)
+			wantConverted(t, w.convert(t.Context(), plains(100), ignored), 100, nil)
 			if last := h.calls[len(h.calls)-1]; last < 50 {
 				t.Errorf("it is asked for %d objects at a time after it has come back: %v", last, h.calls)
 			}
@@ -216,14 +218,18 @@ func TestWebhookStaysDown(t *testing.T) {
 	for i := range 100 {
 		all[i] = migratestore.Unconverted
 	}
-	got := w.convert(t.Context(), plains(100))
+	var hindered []error
+	got := w.convert(t.Context(), plains(100), func(err error) { hindered = append(hindered, err) })
 	wantConverted(t, got, 100, all)
 	if !errors.Is(got[0].Err, errNoAnswer) {
 		t.Errorf("it says %v", got[0].Err)
 	}
+	if len(hindered) != len(h.calls) || !errors.Is(hindered[0], errNoAnswer) {
+		t.Errorf("of %d calls without an answer it tells %v", len(h.calls), hindered)
+	}
 	calls := len(h.calls)
 	for range 20 {
-		wantConverted(t, w.convert(t.Context(), plains(100)), 100, all)
+		wantConverted(t, w.convert(t.Context(), plains(100), ignored), 100, all)
 	}
 	if more := len(h.calls) - calls; more > 2 {
 		t.Errorf("%d calls of a webhook that is down", more)
@@ -232,7 +238,7 @@ func TestWebhookStaysDown(t *testing.T) {
 	h.answer = nil
 	h.mu.Unlock()
 	w.outage.probe = time.Time{} // as after some seconds
-	wantConverted(t, w.convert(t.Context(), plains(100)), 100, nil)
+	wantConverted(t, w.convert(t.Context(), plains(100), ignored), 100, nil)
 }
 
 // TestWebhookBreaksDown: an object that brings the webhook down fails alone, as long as the
@@ -249,7 +255,7 @@ func TestWebhookBreaksDown(t *testing.T) {
 				}
 				return http.StatusOK
 			}
-			wantConverted(t, w.convert(t.Context(), plains(60)), 60, map[int]migratestore.Reason{42: migratestore.Unconverted})
+			wantConverted(t, w.convert(t.Context(), plains(60), ignored), 60, map[int]migratestore.Reason{42: migratestore.Unconverted})
 		})
 	}
 }
@@ -267,7 +273,7 @@ func TestWebhookSlow(t *testing.T) {
 			return 0
 		}
 	}
-	wantConverted(t, w.convert(t.Context(), plains(50)), 50, nil)
+	wantConverted(t, w.convert(t.Context(), plains(50), ignored), 50, nil)
 	if h.calls[0] != 50 || len(h.calls) < 3 {
 		t.Errorf("calls of %v objects", h.calls)
 	}
@@ -286,7 +292,7 @@ func TestWebhookHangs(t *testing.T) {
 	for i := range 64 {
 		all[i] = migratestore.Unconverted
 	}
-	wantConverted(t, w.convert(t.Context(), plains(64)), 64, all)
+	wantConverted(t, w.convert(t.Context(), plains(64), ignored), 64, all)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if many := slices.DeleteFunc(slices.Clone(h.calls), func(n int) bool { return n == 1 }); len(h.calls) > 3 || len(many) > 1 {
@@ -303,7 +309,7 @@ func TestWebhookCancelled(t *testing.T) {
 		<-r.Context().Done()
 		return 0
 	}
-	for _, c := range w.convert(ctx, plains(10)) {
+	for _, c := range w.convert(ctx, plains(10), ignored) {
 		if !errors.Is(c.Err, context.Canceled) {
 			t.Errorf("got %v", c.Err)
 		}

@@ -56,7 +56,7 @@ func TestNumbersStay(t *testing.T) {
 	for seed := range uint64(2000) {
 		stored = append(stored, odd(seed))
 	}
-	hooked := hook.convert(t.Context(), stored)
+	hooked := hook.convert(t.Context(), stored, ignored)
 	for i, plain := range stored {
 		want := literally(t, plain)
 		renamed, ok := shortcut(bytes.Clone(plain), "example.com/v1")

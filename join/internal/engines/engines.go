@@ -209,6 +209,7 @@ func progressOf(p migratestore.Progress) claim.Progress {
 // reportOf adds where a rewrite can go on. Keys and counts always have a form in JSON.
 func reportOf(r migratestore.Report, prefix string) claim.Progress {
 	progress := progressOf(r.Progress)
+	progress.Hindered, progress.Overloaded = r.Hindered, r.Overloaded
 	if kept, err := json.Marshal(position{After: r.Cursor.After, Progress: r.Cursor.Progress}); err == nil && r.Cursor.After != "" {
 		progress.Checkpoint = claim.Checkpoint{Position: string(kept), Failures: failuresOf(r.Cursor.Failed, prefix)}
 	}

@@ -148,7 +148,7 @@ func TestProvenByACensus(t *testing.T) {
 	}
 	target := &migratestore.Target{
 		GroupResource: secretsResource, Encoding: "v1", Prefix: under, FenceKey: fence, FenceRevision: fenced.Entries[0].ModRevision,
-		Convert: func(context.Context, [][]byte) []migratestore.Converted { return nil },
+		Convert: func(context.Context, [][]byte, func(error)) []migratestore.Converted { return nil },
 	}
 	if target.Transformer, err = ring.Pin(secretsResource, ring.Keys().Writes(secretsResource)); err != nil {
 		t.Fatal(err)
@@ -197,6 +197,10 @@ func TestProgress(t *testing.T) {
 	}}
 	if got := progressOf(p); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
+	}
+	want.Hindered, want.Overloaded = "the store does not answer", true
+	if got := reportOf(migratestore.Report{Progress: p, Hindered: want.Hindered, Overloaded: true}, "/"); !reflect.DeepEqual(got, want) {
+		t.Errorf("of what hinders it got %+v, want %+v", got, want)
 	}
 	for reason, want := range map[migratestore.Reason]migrationv1alpha1.MigrationFailureReason{
 		migratestore.Undecryptable: migrationv1alpha1.FailureDoesNotDecode, migratestore.Undecodable: migrationv1alpha1.FailureDoesNotDecode,

@@ -1,0 +1,76 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// one is a KV of one value.
+type one struct{ Entry }
+
+func (o one) Range(context.Context, string, string, int64, int64) (Page, error) {
+	return Page{Entries: []Entry{o.Entry}, Count: 1, Revision: 1}, nil
+}
+
+func (o one) Put(context.Context, Fence, Put) (bool, int64, error) { return true, 2, nil }
+
+func (o one) Prove(context.Context, Fence) error { return nil }
+
+// TestHindered: a run says why it gets on in nothing after some seconds, and not any more when it does. What is
+// waited for may keep this run alone, as a conversion webhook does, or all.
+func TestHindered(t *testing.T) {
+	const away = 20 * time.Second
+	for name, test := range map[string]struct {
+		err        error
+		convert    bool // it is what converts that gives no answer, or the store
+		overloaded bool
+	}{
+		"the webhook": {errors.New("the webhook does not answer"), true, false},
+		"the keys":    {ErrKeysUnavailable, false, false},
+		"the store":   {ErrUnavailable, false, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				began := time.Now()
+				stored := one{Entry{Key: widgetPrefix + "w", Value: []byte(`{"apiVersion":"example.com/v1","kind":"Widget"}`), ModRevision: 1}}
+				kv := hooked{KV: stored, beforePut: func(Fence, Put) error {
+					if !test.convert && time.Since(began) < away {
+						return fmt.Errorf("put: %w", test.err)
+					}
+					return nil
+				}}
+				target := Target{GroupResource: policies, Encoding: "example.com/v2", Prefix: widgetPrefix, FenceKey: policyFence, FenceRevision: 1}
+				target.Convert = func(ctx context.Context, _ [][]byte, hindered func(error)) []Converted {
+					for test.convert && time.Since(began) < away {
+						hindered(test.err)
+						time.Sleep(time.Second)
+					}
+					return []Converted{{Plain: []byte(`{"apiVersion":"example.com/v2","kind":"Widget"}`)}}
+				}
+				var last Report
+				told := 0
+				result, err := New(kv).Run(t.Context(), target, Options{}, func(now Report) {
+					last = now
+					waited := time.Since(began)
+					switch {
+					case now.Hindered == "" && waited >= hinderedAfter && waited < away, now.Hindered != "" && waited < hinderedAfter:
+						t.Errorf("after %s it says %q", waited, now.Hindered)
+					case now.Hindered == "":
+					case !strings.Contains(now.Hindered, test.err.Error()) || now.Overloaded != test.overloaded:
+						t.Errorf("it says %q, of all: %t", now.Hindered, now.Overloaded)
+					default:
+						told++
+					}
+				})
+				if err != nil || result.Rewritten != 1 || told < 5 || last.Hindered != "" {
+					t.Errorf("%+v, %v; it was told %d times, at the end %q", result.Progress, err, told, last.Hindered)
+				}
+			})
+		})
+	}
+}
