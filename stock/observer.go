@@ -296,6 +296,9 @@ func (o *observer) observe(r observed.Round) {
 	for _, gr := range o.memory.Observe(r) {
 		o.tell(gr)
 	}
+	if why := o.memory.Anew(); why != "" {
+		o.logger.Info("Built-in resources begin anew", "reason", why)
+	}
 	for _, answer := range r.Answers {
 		for gr, shown := range answer.Shown {
 			o.kinds[gr] = shown.Kind

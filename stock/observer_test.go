@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -297,4 +298,35 @@ func startDiscovery(t *testing.T, before func(http.ResponseWriter) bool, down ..
 	}))
 	t.Cleanup(server.Close)
 	return strings.TrimPrefix(server.URL, "https://")
+}
+
+// TestBuiltInAnew: the log says why all built-in resources begin anew, as after a kube-apiserver that came and went; then
+// what somebody changed or asks for is migrated before them.
+func TestBuiltInAnew(t *testing.T) {
+	o := newTestObserver(t, widgetDefinition("a", 1, "v1", "v1"))
+	var log strings.Builder
+	o.logger = funcr.New(func(_, args string) { log.WriteString(args + "\n") }, funcr.Options{})
+	a, b := observed.Process{Lease: "a", Holder: "1"}, observed.Process{Lease: "b", Holder: "2"}
+	jobs := schema.GroupResource{Group: "batch", Resource: "cronjobs"}
+	shown := map[schema.GroupResource]observed.Shown{jobs: {Hash: migrationv1alpha1.StorageVersionHash(schema.GroupVersionKind{Group: "batch", Version: "v1", Kind: "CronJob"}), Kind: "CronJob", Served: []string{"batch/v1"}}}
+	for i, there := range [][]observed.Replica{{{Process: a}}, {{Process: a}, {Process: b}}, {{Process: a}}, {{Process: a}}} {
+		r := observed.Round{Began: now.Add(time.Duration(i) * time.Minute), Asked: now.Add(time.Duration(i) * time.Minute), Before: there, After: there,
+			Answers: map[observed.Process]observed.Answer{a: {Release: "1.37", Shown: shown}, b: {Failed: "does not answer"}}}
+		r.Versions = versionsOf(r.Answers)
+		o.observe(r)
+	}
+	if said := log.String(); strings.Count(said, "Built-in resources begin anew") != 1 || !strings.Contains(said, "the kube-apiserver b, 2, is gone and never answered") {
+		t.Errorf("it logs %s", said)
+	}
+	w := &work{observer: o}
+	for gr, by := range map[schema.GroupResource]map[string]bool{jobs: {migrationv1alpha1.MadeByTrigger: true, "somebody": false}, widgets: {migrationv1alpha1.MadeByTrigger: false, "somebody": false}} {
+		for who, later := range by {
+			m := &migrationv1alpha1.StorageVersionMigration{}
+			m.Labels = map[string]string{migrationv1alpha1.MadeByLabel: who}
+			m.Spec.Resource.Group, m.Spec.Resource.Resource = gr.Group, gr.Resource
+			if w.later(m) != later {
+				t.Errorf("that of %s, made by %s, comes later: %t", gr, who, !later)
+			}
+		}
+	}
 }

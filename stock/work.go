@@ -216,9 +216,15 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 		Elsewhere: func(context.Context, schema.GroupVersionResource) (string, error) {
 			return "kube-apiservers store it, and do not report", nil
 		},
-		Metrics: migrationMetrics(), Logger: c.config.Logger.WithName("migrate"),
+		Later: w.later, Metrics: migrationMetrics(), Logger: c.config.Logger.WithName("migrate"),
 	})
 	return w, nil
+}
+
+// later says of a migration that others come first: what somebody changed, a definition, or asks for does not wait for
+// all built-in resources, which begin anew together.
+func (w *work) later(m *migrationv1alpha1.StorageVersionMigration) bool {
+	return m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger && w.observer.definitions.of(migrationv1alpha1.Resource(m)) == nil
 }
 
 // states reads the StorageStates. The error is ctx's.

@@ -142,6 +142,8 @@ type Config struct {
 	Clock clock.WithTicker
 	// Workers is how many migrations Run does at a time, beside those that are Hindered for a reason of their own. Default: 2.
 	Workers int
+	// Later says of a migration that all others are done before it is begun. Nil: of none.
+	Later func(*migrationv1alpha1.StorageVersionMigration) bool
 	// ProgressPeriod is the shortest time between two updates of a migration's progress.
 	// Run makes them at most a third later also while the Rewriter reports nothing. Default:
 	// 3 s.

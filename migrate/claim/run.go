@@ -32,9 +32,8 @@ const (
 // Run does migrations until ctx ends. Those under way then are continued by the server that
 // finds that this server's Lease is gone.
 func (c *Controller) Run(ctx context.Context) {
-	queue := workqueue.NewTypedRateLimitingQueueWithConfig(
-		workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetry, maxRetry),
-		workqueue.TypedRateLimitingQueueConfig[string]{Clock: c.cfg.Clock})
+	var seen cache.Store
+	queue := c.newQueue(func() cache.Store { return seen })
 	context.AfterFunc(ctx, queue.ShutDown)
 	seen, migrations := listwatch.Informer(c.cfg.Client, "migrate-watch", &migrationv1alpha1.StorageVersionMigrationList{}, nil,
 		func(was, is *migrationv1alpha1.StorageVersionMigration, gone bool) {

@@ -33,7 +33,9 @@ type Memory struct {
 	// processes are those that had a Lease in the last full round, and whether they ever answered.
 	processes map[Process]bool
 	// silent says that one of them was asked in vain in a round.
-	silent    bool
+	silent bool
+	// anew is why built-in resources began anew in the last round; empty if none did.
+	anew      string
 	resources map[schema.GroupResource]*resource
 }
 
@@ -90,6 +92,10 @@ type Resource struct {
 	Why string
 }
 
+// Anew says why built-in resources began anew in the last round, so that they are migrated and proven once more; empty
+// if none did.
+func (m *Memory) Anew() string { return m.anew }
+
 // Of returns the record of a resource.
 func (m *Memory) Of(gr schema.GroupResource) (Resource, bool) {
 	r, ok := m.resources[gr]
@@ -107,6 +113,9 @@ func (m *Memory) Resources() []schema.GroupResource {
 // Observe takes a round in and returns the resources of which something else is known now.
 func (m *Memory) Observe(r Round) []schema.GroupResource {
 	unseen := m.unseen(r)
+	if m.anew = ""; len(unseen) > 0 {
+		m.anew = fmt.Sprintf("the kube-apiserver %s, %s, is gone and never answered: nobody knows in which versions it wrote", unseen[0].Lease, unseen[0].Holder)
+	}
 	var changed []schema.GroupResource
 	for _, gr := range m.concerned(r) {
 		verdict := r.Judge(gr)
@@ -125,6 +134,7 @@ func (m *Memory) Observe(r Round) []schema.GroupResource {
 			changed = append(changed, gr)
 			continue
 		case !known.custom && !defined && known.gap(r) > evolve.DiscoveryPeriod:
+			m.anew = fmt.Sprintf("nobody has looked for %s", known.gap(r).Round(time.Second))
 			known = known.anew(r)
 			m.resources[gr] = known
 		}

@@ -588,6 +588,9 @@ func TestLongAway(t *testing.T) {
 		if begun, ok := ParseUID(got.UID); !ok || (got.UID != was.UID) != tc.anew || begun.Same == tc.automatic {
 			t.Errorf("%s: it was %s, and is %s", tc.name, was.UID, got.UID)
 		}
+		if why := m.Anew(); (why != "") != tc.anew || tc.anew && !strings.HasPrefix(why, "nobody has looked for 10m1s") {
+			t.Errorf("%s: built-in resources begin anew since %q", tc.name, why)
+		}
 		if after := remembered(t, m, widgets); after.UID != custom.UID || after.History.Epoch != custom.History.Epoch {
 			t.Errorf("%s: a custom resource was %+v, and is %+v", tc.name, custom, after)
 		}
