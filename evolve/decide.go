@@ -192,6 +192,8 @@ func decideMigrations(o Observation, target Target) []Action {
 				Why: "objects are stored in " + agree.Join(o.Census.Found) + " nevertheless"})
 			tries.count(m)
 			tries.live = true // until it counts as failed
+		case m.Made && !m.Phase.Final() && o.Policy.Manual != "":
+			stale = append(stale, DeleteMigration{Name: m.Name, Why: o.Policy.Manual}) // it was made before that was so
 		case m.Target == target && m.Phase == Pending && o.outlived(m):
 			starts = append(starts, AdoptMigration{Name: m.Name, Target: target, State: o.State.UID})
 		case m.Target == target:

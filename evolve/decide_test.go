@@ -78,6 +78,16 @@ var decisions = []struct {
 		[]string{"create migration cronjobs.batch-sv-3-1 to batch/v1@sv/3, attempt 1"},
 	},
 	{
+		"where migrations are made only if somebody asks for them, one that was made before does not go on",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1"), Policy: Policy{Manual: "only if somebody asks"}, Migrations: []Migration{running}},
+		[]string{"delete migration m: only if somebody asks"},
+	},
+	{
+		"and one that somebody asked for does",
+		Observation{StorageVersion: at(3, "batch/v1"), State: identified(state(3, "batch/v1", "batch/v1beta1", "batch/v1"), "s"), Policy: Policy{Manual: "only if somebody asks"}, Migrations: []Migration{users(Running, "s")}},
+		nil,
+	},
+	{
 		"KEP-2339: (and does not if they are the same)",
 		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1")},
 		nil,

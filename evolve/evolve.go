@@ -258,7 +258,8 @@ type Policy struct {
 	// Initial is the stored set of a new StorageState, beside the encodings reported; nil for
 	// Unknown.
 	Initial []agree.Encoding
-	// Manual says why no migration is made unless somebody asks for one; empty if it is.
+	// Manual says why no migration is made unless somebody asks for one, and none that was made before goes on; empty if
+	// it is.
 	Manual string
 	// TakeOver has migrations ended that another migrator has begun.
 	TakeOver bool
