@@ -38,6 +38,8 @@ type (
 		Lasting int
 		// Version is one in which the resource is served.
 		Version string
+		// After names the failed migration that it follows, whose limits it takes over; empty if there is none.
+		After string
 	}
 	// AdoptMigration stamps a Target, and the uid of the StorageState, on a user's migration, if it
 	// is as observed.
@@ -48,8 +50,8 @@ type (
 	}
 	// DeleteMigration deletes a migration that the trigger made.
 	DeleteMigration struct{ Name, Why string }
-	// ResetMigration has a migration that the trigger made begin anew, without a Target and, since
-	// a user has paused it, as that user's.
+	// ResetMigration makes a migration that the trigger made begin anew, without a Target and, since
+	// a user has paused or limited it, as that user's.
 	ResetMigration struct{ Name, Why string }
 	// EndMigration sets a migration Failed, if it is as observed.
 	EndMigration struct {
@@ -138,7 +140,7 @@ func (a DeleteMigration) String() string {
 }
 
 func (a ResetMigration) String() string {
-	return fmt.Sprintf("reset migration %s, which is paused: %s", a.Name, a.Why)
+	return fmt.Sprintf("reset migration %s, which a user has paused or limited: %s", a.Name, a.Why)
 }
 
 func (a EndMigration) String() string {

@@ -199,7 +199,8 @@ func decideMigrations(o Observation, target Target) []Action {
 		case m.Target == target:
 			tries.count(m)
 		case m.Made:
-			stale = append(stale, DeleteMigration{Name: m.Name, Why: "it was made for " + m.Target.String()})
+			stale = append(stale, withdraw(m, "it was made for "+m.Target.String()))
+			tries.live = tries.live || m.steered() // it begins anew, and no other one
 		case m.Phase == Pending:
 			// A migration that did not begin can be given another target.
 			starts = append(starts, AdoptMigration{Name: m.Name, Target: target, State: o.State.UID})
@@ -285,11 +286,14 @@ func (a *attempts) wait(now time.Time) time.Duration {
 // again replaces the failed attempts by a new one.
 func (a *attempts) again(o Observation, target Target) []Action {
 	var actions []Action
+	last := ""
 	for _, m := range a.failed {
 		actions = append(actions, DeleteMigration{Name: m.Name, Why: "it failed and is tried again"})
+		last = m.Name
 	}
 	number := a.number + 1
 	return append(actions, CreateMigration{
+		After:   last,
 		Name:    MigrationName(o.Resource, target, number),
 		Target:  target,
 		Attempt: number,
@@ -329,7 +333,7 @@ func decideLost(o Observation) []Action {
 		switch {
 		case m.Phase.Final():
 		case m.Made:
-			actions = append(actions, DeleteMigration{Name: m.Name, Why: why})
+			actions = append(actions, withdraw(m, why))
 		case m.Phase == Running:
 			actions = append(actions, EndMigration{Name: m.Name, Reason: AgreementLost, Why: why})
 		case m.Waiting != why:
@@ -437,19 +441,28 @@ func decideUnreported(o Observation) []Action {
 	return actions
 }
 
-// deleteMade deletes every migration that the trigger made.
+// deleteMade withdraws every migration that the trigger made.
 func deleteMade(o Observation, why string) []Action {
 	var actions []Action
 	for _, m := range o.Migrations {
-		switch {
-		case m.Made && m.Paused && !m.Phase.Final():
-			actions = append(actions, ResetMigration{Name: m.Name, Why: why})
-		case m.Made:
-			actions = append(actions, DeleteMigration{Name: m.Name, Why: why})
+		if m.Made {
+			actions = append(actions, withdraw(m, why))
 		}
 	}
 	return actions
 }
+
+// withdraw ends a migration that the trigger made. One that a user has paused or limited begins anew with the next
+// agreement: its successor would run at once, and at full speed.
+func withdraw(m Migration, why string) Action {
+	if m.steered() {
+		return ResetMigration{Name: m.Name, Why: why}
+	}
+	return DeleteMigration{Name: m.Name, Why: why}
+}
+
+// steered reports whether a user has paused or limited a migration that has not finished.
+func (m Migration) steered() bool { return (m.Paused || m.Limited) && !m.Phase.Final() }
 
 // decideBeat refreshes the heartbeat of a state that is otherwise right.
 func decideBeat(o Observation) []Action {

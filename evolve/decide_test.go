@@ -196,7 +196,19 @@ var decisions = []struct {
 	{
 		"one that a user has paused stays, and stays paused, for what is agreed on later",
 		Observation{StorageVersion: at(3, "batch/v1"), Migrations: []Migration{done, {Name: "p", Made: true, Paused: true, Phase: Running, Target: running.Target}}},
-		[]string{"delete migration m: the resource has no StorageState", "reset migration p, which is paused: the resource has no StorageState"},
+		[]string{"delete migration m: the resource has no StorageState", "reset migration p, which a user has paused or limited: the resource has no StorageState"},
+	},
+	{
+		"so does one whose agreement is lost",
+		Observation{StorageVersion: at(4, "batch/v1", "batch/v2"), State: because(state(4, Unknown, "batch/v1", "batch/v2"), differ),
+			Migrations: []Migration{{Name: "m", Made: true, Phase: Running}, {Name: "p", Made: true, Paused: true, Phase: Running}, {Name: "slow", Made: true, Limited: true, Phase: Running}, {Name: "over", Made: true, Limited: true, Phase: Failed}}},
+		[]string{"delete migration m: " + differ, "reset migration p, which a user has paused or limited: " + differ, "reset migration slow, which a user has paused or limited: " + differ},
+	},
+	{
+		"and one that was made for another version, and no other is made beside it",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v2"),
+			Migrations: []Migration{{Name: "slow", Made: true, Limited: true, Phase: Running, Target: Target{Ref{"sv", 2}, "batch/v2"}}}},
+		[]string{"reset migration slow, which a user has paused or limited: it was made for batch/v2@sv/2"},
 	},
 	{
 		"agreement needs both the common encoding and the history",

@@ -173,9 +173,9 @@ type Migration struct {
 	Overtaken, Mended bool
 	// Made says that the trigger made it, and not a user.
 	Made bool
-	// Paused says that a user has it rest.
-	Paused bool
-	// Attempt counts the migrations made for one Target, from 1; 0 for a user's.
+	// Paused says that a user has paused it, Limited that a user has set its rate or added latency.
+	Paused, Limited bool
+	// Attempt counts the migrations made for one Target, from 1; 0 for one that a user made.
 	Attempt int
 	// Version is the version in spec.resource, in which the resource is served; may be empty.
 	Version string

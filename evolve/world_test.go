@@ -128,7 +128,7 @@ func (w *world) apply(a Action, stateRev int, revs map[string]int) error {
 		delete(w.migrations, a.Name)
 	case ResetMigration:
 		return w.change(a.Name, revs[a.Name], func(m *Migration) {
-			m.Target, m.Phase, m.Made, m.Attempt, m.Waiting = Target{}, Pending, false, 0, ""
+			m.Target, m.Phase, m.Made, m.Waiting = Target{}, Pending, false, ""
 		})
 	case AdoptMigration:
 		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Target, m.State, m.Waiting = a.Target, a.State, "" })

@@ -3,10 +3,14 @@ package trigger
 import (
 	"context"
 	"testing"
+	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
 )
 
 // TestPausedStaysPaused: the objects of a resource whose StorageState is deleted are migrated anew,
@@ -39,5 +43,27 @@ func TestPausedStaysPaused(t *testing.T) {
 	w.settle(c)
 	if state := migrationv1alpha1.ViewState(w.state()); !state.Only(v1) {
 		t.Errorf("it succeeded, and the state is %s", state)
+	}
+}
+
+// TestLimitsStay: the next attempt of a migration that failed has the limits that a user has set.
+func TestLimitsStay(t *testing.T) {
+	w, c := newMigrating(t)
+	begun := w.migrations()[0]
+	w.Quietly(func() {
+		begun.Spec.MaxObjectsPerSecond = ptr.To[int64](3)
+		begun.Spec.MaxAddedLatency = &metav1.Duration{Duration: time.Second}
+		w.must(w.client.Update(context.Background(), &begun))
+	})
+	w.end(begun.Name, migrationv1alpha1.MigrationFailed)
+	w.settle(c)
+	w.clock.Step(evolve.Backoff(1))
+	w.settle(c)
+	got := w.migrations()
+	if len(got) != 1 || got[0].UID == begun.UID {
+		t.Fatalf("migrations %+v", got)
+	}
+	if spec := got[0].Spec; ptr.Deref(spec.MaxObjectsPerSecond, 0) != 3 || spec.MaxAddedLatency == nil || spec.MaxAddedLatency.Duration != time.Second {
+		t.Errorf("the next attempt is %+v", spec)
 	}
 }

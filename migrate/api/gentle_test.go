@@ -33,6 +33,20 @@ func TestGentle(t *testing.T) {
 	}
 }
 
+// TestGentleSlow: where each patch takes seconds, as behind a slow webhook, few of them are made one at a time.
+func TestGentleSlow(t *testing.T) {
+	g := gentle{}
+	for range leastRested {
+		if !g.rests() {
+			t.Fatal("it does not rest at first")
+		}
+		g = g.after(20 * time.Second)
+	}
+	if g.rests() || g.base != 20*time.Second || g.grows(1) != 1 {
+		t.Errorf("after %d patches of 20 s it rests: %t, and knows of %v", leastRested, g.rests(), g.base)
+	}
+}
+
 // TestGentleAgain: a server that has become slower is not taken for one where patches wait, once one
 // alone has taken as long.
 func TestGentleAgain(t *testing.T) {

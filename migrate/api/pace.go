@@ -61,8 +61,8 @@ type gentle struct {
 	most        time.Duration
 	base, usual time.Duration
 	patches     int
-	// shortest is of this rest.
-	shortest time.Duration
+	// shortest and resting are of this rest: its shortest patch, and how long all of them took.
+	shortest, resting time.Duration
 }
 
 const (
@@ -70,8 +70,11 @@ const (
 	leastQueued, mostQueued = 0.5, 1.0
 	// smooth is how much of usual is kept after a patch.
 	smooth = 0.9
-	// The first rested of restEvery patches are a rest.
+	// The first rested of restEvery patches are a rest. A rest ends earlier when it has taken longestRest and
+	// leastRested patches: where each takes seconds, as behind a slow webhook, the others would wait for minutes.
 	rested, restEvery = 20, 1000
+	leastRested       = 2
+	longestRest       = 5 * time.Second
 )
 
 func (g gentle) rests() bool { return g.patches%restEvery < rested }
@@ -79,10 +82,18 @@ func (g gentle) rests() bool { return g.patches%restEvery < rested }
 func (g gentle) after(took time.Duration) gentle {
 	if !g.rests() {
 		g.base, g.usual = min(g.base, took), time.Duration(smooth*float64(g.usual)+(1-smooth)*float64(took))
-	} else if g.patches%restEvery == 0 || took < g.shortest {
-		g.shortest = took
+		g.patches++
+		return g
 	}
-	if g.patches++; g.patches%restEvery == rested {
+	if g.patches%restEvery == 0 {
+		g.shortest, g.resting = took, 0
+	}
+	g.shortest, g.resting = min(g.shortest, took), g.resting+took
+	g.patches++
+	if done := g.patches % restEvery; done >= leastRested && g.resting >= longestRest {
+		g.patches += rested - done
+	}
+	if !g.rests() {
 		g.base, g.usual = g.shortest, max(g.usual, g.shortest)
 	}
 	return g

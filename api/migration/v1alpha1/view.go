@@ -157,14 +157,18 @@ func Adopt(m *StorageVersionMigration, t evolve.Target, state string) {
 	metav1.SetMetaDataAnnotation(&m.ObjectMeta, StorageStateUIDAnnotation, state)
 }
 
-// Reset empties the status of a migration that starts again: it is paused.
+// Reset empties the status of a migration that starts again.
 func Reset(m *StorageVersionMigration) {
-	m.Status = StorageVersionMigrationStatus{Phase: PhasePaused}
+	m.Status = StorageVersionMigrationStatus{Phase: PhasePending}
+	if m.Spec.Paused {
+		m.Status.Phase = PhasePaused
+	}
 }
 
-// Free takes the target, the claim and the mark of the trigger off a migration.
+// Free removes the target, the claim and the mark of the trigger from a migration. The number of the attempt stays, so
+// that no other migration gets this one's name.
 func Free(m *StorageVersionMigration) {
-	for _, annotation := range []string{StorageVersionUIDAnnotation, EpochAnnotation, EncodingAnnotation, StorageStateUIDAnnotation, AttemptAnnotation, LastingAnnotation, ClaimedByAnnotation} {
+	for _, annotation := range []string{StorageVersionUIDAnnotation, EpochAnnotation, EncodingAnnotation, StorageStateUIDAnnotation, LastingAnnotation, ClaimedByAnnotation} {
 		delete(m.Annotations, annotation)
 	}
 	delete(m.Labels, MadeByLabel)
@@ -179,6 +183,7 @@ func ViewMigration(m *StorageVersionMigration) evolve.Migration {
 		State:   m.Annotations[StorageStateUIDAnnotation],
 		Made:    m.Labels[MadeByLabel] == MadeByTrigger,
 		Paused:  m.Spec.Paused,
+		Limited: m.Spec.MaxObjectsPerSecond != nil || m.Spec.MaxAddedLatency != nil,
 		Waiting: Waiting(m),
 		Version: m.Spec.Resource.Version,
 		Created: m.CreationTimestamp.Time,
