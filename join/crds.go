@@ -40,7 +40,7 @@ type definitions struct {
 	// stores says whether this server stores custom resources.
 	stores bool
 	// changed is called for every change of a definition's spec, its storedVersions, or its hold annotation.
-	changed func(gr schema.GroupResource)
+	changed func(is *apiextensionsv1.CustomResourceDefinition)
 	// synced says that the member has received the events of all definitions that existed at the start.
 	synced atomic.Pointer[cache.InformerSynced]
 }
@@ -110,11 +110,11 @@ func (d *definitions) follow() error {
 	return nil
 }
 
-// compare reports changes that the trigger acts on: of storedVersions, of the hold, and of the spec, which ends the
-// pause after a failed migration.
+// compare reports changes of storedVersions, of the hold, and of the spec. The trigger acts on all of them: a change of
+// the spec ends the pause after a failed migration. A migrating server acts on changes of the spec.
 func (d *definitions) compare(was, is *apiextensionsv1.CustomResourceDefinition) {
 	if was.Generation != is.Generation || !slices.Equal(was.Status.StoredVersions, is.Status.StoredVersions) || migrationv1alpha1.Held(was.Annotations) != migrationv1alpha1.Held(is.Annotations) {
-		d.changed(migrationv1alpha1.ResourceOf(is))
+		d.changed(is)
 	}
 }
 

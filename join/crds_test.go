@@ -48,7 +48,7 @@ func TestChangeIsNoticed(t *testing.T) {
 	mended := kept(nil)
 	mended.Generation++
 	told := 0
-	d := &definitions{changed: func(schema.GroupResource) { told++ }}
+	d := &definitions{changed: func(*apiextensionsv1.CustomResourceDefinition) { told++ }}
 	if d.compare(kept(nil), mended); told != 1 {
 		t.Errorf("a change of the spec is told %d times", told)
 	}
@@ -64,7 +64,7 @@ func TestChangeIsNoticed(t *testing.T) {
 		{"still held", held, map[string]string{migrationv1alpha1.HoldAnnotation: "True"}, 0},
 	} {
 		told := 0
-		d := &definitions{changed: func(schema.GroupResource) { told++ }}
+		d := &definitions{changed: func(*apiextensionsv1.CustomResourceDefinition) { told++ }}
 		d.compare(kept(test.old), kept(test.new))
 		if told != test.told {
 			t.Errorf("%s: told %d times, want %d", test.name, told, test.told)

@@ -7,11 +7,13 @@ import (
 	"sync"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/klog/v2"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/join/elect"
 	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/workers"
@@ -135,7 +137,12 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 			return err
 		}
 	}
-	j.crds.changed = j.leading.trigger.Look
+	j.crds.changed = func(is *apiextensionsv1.CustomResourceDefinition) {
+		if j.migrating.claim != nil {
+			j.migrating.claim.ObserveDefinition(is)
+		}
+		j.leading.trigger.Look(migrationv1alpha1.ResourceOf(is))
+	}
 	return j.crds.follow()
 }
 

@@ -206,7 +206,10 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 	o.definitions = watchDefinitions(c.objects, func(gr schema.GroupResource) {
 		o.hurry()
 		w.trigger.Look(gr)
-	}, w.elsewhere.note)
+	}, func(was, is *apiextensionsv1.CustomResourceDefinition) {
+		w.elsewhere.note(was, is)
+		w.migrate.ObserveDefinition(is)
+	})
 	if w.fields, err = newFields(c.config, c.objects, o.definitions); err != nil {
 		return nil, err
 	}

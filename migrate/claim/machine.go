@@ -91,7 +91,7 @@ func next(at state, err error) state {
 		switch {
 		case errors.Is(err, errSpeed):
 			return turning
-		case errors.Is(err, errMoved), errors.Is(err, ErrFenced):
+		case errors.Is(err, errMoved), errors.Is(err, errRedefined), errors.Is(err, ErrFenced):
 			return permitting
 		}
 	}
@@ -158,10 +158,18 @@ func (w *work) do(ctx context.Context) error {
 // permit reads at which revision the rewrite is permitted. One that ran into the fence, why,
 // although nothing has moved is not to be repeated at once: then why is the error.
 func (w *work) permit(ctx context.Context, why error) error {
+	again := errors.Is(why, errRedefined) && w.redefined < attempts // somebody may change it all the time
+	if again {
+		w.pin = nil
+		w.redefined++
+	}
 	revision, err := w.permitted(ctx)
 	switch {
 	case err != nil:
 		return err
+	case again:
+		w.resume() // no position counts under another definition
+		w.began = w.c.cfg.Clock.Now()
 	case errors.Is(why, ErrFenced) && revision == w.revision:
 		return why
 	}

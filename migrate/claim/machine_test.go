@@ -21,6 +21,7 @@ func TestNext(t *testing.T) {
 		// Only an error that interrupts a rewrite has it looked at anew, also where the fence says why.
 		{errSpeed, retrying, turning, retrying, retrying},
 		{errMoved, retrying, permitting, retrying, retrying},
+		{errRedefined, retrying, permitting, retrying, retrying},
 		{ErrFenced, retrying, permitting, retrying, retrying},
 		{fmt.Errorf("%w: %w", ErrFenced, ended), failing, permitting, failing, failing},
 		{fmt.Errorf("%w: %w", ErrFenced, elsewhere), releasing, permitting, releasing, releasing},

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
@@ -158,6 +159,20 @@ func (c *Controller) ObserveStorageVersion(sv *apiserverinternalv1alpha1.Storage
 	c.interrupt(errMoved, func(w *work) bool { return w.gr == gr && (gone || judge(sv, w.target) != nil) })
 }
 
+// ObserveDefinition interrupts rewrites under another state of a CustomResourceDefinition: they would not count. Where
+// it stores the same encoding they begin again under it, so that one which waits for a conversion webhook does not wait
+// for one that has been replaced. Seeing an old one does no harm.
+func (c *Controller) ObserveDefinition(crd *apiextensionsv1.CustomResourceDefinition) {
+	gr := migrationv1alpha1.ResourceOf(crd)
+	is := CRD{UID: string(crd.UID), Generation: crd.Generation}
+	for cause, same := range map[error]bool{errRedefined: true, errMoved: false} {
+		c.interrupt(cause, func(w *work) bool {
+			return w.gr == gr && w.under != nil && (w.under.UID != is.UID || w.under.Generation < is.Generation) &&
+				(migrationv1alpha1.Stores(crd) == w.target.Encoding.Plain()) == same
+		})
+	}
+}
+
 // ObserveMigration interrupts the rewrite of a migration that is gone, has been ended, is to
 // rest, or to go on at another speed.
 func (c *Controller) ObserveMigration(m *migrationv1alpha1.StorageVersionMigration, gone bool) {
@@ -191,7 +206,7 @@ func (c *Controller) works() []*work {
 func (c *Controller) register(w *work, cancel context.CancelCauseFunc) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.running[w], w.speed = cancel, speedOf(w.m)
+	c.running[w], w.speed, w.under = cancel, speedOf(w.m), w.pin
 }
 
 func (c *Controller) unregister(w *work) {

@@ -20,6 +20,8 @@ import (
 var (
 	// errMoved interrupts a rewrite to read the StorageVersion again.
 	errMoved = errors.New("the StorageVersion was seen to change")
+	// errRedefined interrupts a rewrite to begin again under the definition as it is now, which stores the same encoding.
+	errRedefined = errors.New("the CustomResourceDefinition was seen to change")
 	// errTaken ends the work on a migration that is gone, ended, or somebody else's.
 	errTaken = errors.New("the migration is not this server's any more")
 	// errSpeed interrupts a rewrite to go on at another speed.
@@ -39,9 +41,10 @@ type work struct {
 
 	// revision is the StorageVersion's that permitted the work, 0 before one did.
 	revision int64
-	// pin is set when the CustomResourceDefinition is first read, and not changed after;
-	// it is zero where there is none.
-	pin *CRD
+	// pin is set when the CustomResourceDefinition is first read, and set anew only where the rewrite begins again for
+	// its change, redefined times; it is zero where there is none.
+	pin       *CRD
+	redefined int
 	// engine is chosen when the work is first permitted, and not changed after.
 	engine engine
 	// versions are those in which the resource may be served.
@@ -52,8 +55,9 @@ type work struct {
 	base, done int64
 	// resumed says that it went on where another run of the migration was.
 	resumed bool
-	// speed is that of the rewrite, guarded by the Controller.
+	// speed is that of the rewrite, and under the pin that it has, guarded by the Controller.
 	speed speed
+	under *CRD
 	// mu is held by every part of a rewrite that changes the work: it is told of progress, asked for
 	// the permission, or given a beat.
 	mu sync.Mutex
@@ -113,7 +117,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 	if w.advance(); w.position() != from {
 		w.c.forget(w.uid) // it got on: its errors are not in a row
 	}
-	if cause := context.Cause(running); errors.Is(cause, errMoved) || errors.Is(cause, errTaken) || errors.Is(cause, errPaused) || errors.Is(cause, errSpeed) {
+	if cause := context.Cause(running); errors.Is(cause, errMoved) || errors.Is(cause, errRedefined) || errors.Is(cause, errTaken) || errors.Is(cause, errPaused) || errors.Is(cause, errSpeed) {
 		return result, cause
 	}
 	return result, err

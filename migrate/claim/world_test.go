@@ -192,7 +192,7 @@ func (w *world) crd(stores string, generation int64) {
 	w.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	crd.Name, crd.UID, crd.Generation = cronJobs.String(), "crd-uid", generation
-	crd.Spec.Group = cronJobs.Group
+	crd.Spec.Group, crd.Spec.Names.Plural = cronJobs.Group, cronJobs.Resource
 	for _, v := range []string{"v1", "v2"} {
 		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: v, Storage: v == stores})
 	}

@@ -1,0 +1,73 @@
+package claim
+
+import (
+	"context"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+)
+
+// redefine changes the definition, and has the controller see it.
+func (w *world) redefine(stores string, generation int64) {
+	w.crd(stores, generation)
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
+	w.c.ObserveDefinition(crd)
+}
+
+// TestRedefined: a rewrite under way when the definition changes, as for its conversion webhook, begins again at once
+// under the definition as it is now, and counts no error. Where that changes all the time, or stores another version, the
+// migration fails, as one does that comes to its end under another definition.
+func TestRedefined(t *testing.T) {
+	for name, test := range map[string]struct {
+		redefine func(w *world, begun int64) bool // whether the rewrite is interrupted by it
+		begun    int64
+		ended    migrationv1alpha1.MigrationConditionType
+		reason   string
+	}{
+		"once": {func(w *world, begun int64) bool {
+			if begun == 1 {
+				w.redefine("v1", 2)
+			}
+			return begun == 1
+		}, 2, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
+		"always": {func(w *world, begun int64) bool {
+			w.redefine("v1", begun+1)
+			return true
+		}, 1 + attempts, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged},
+		"stores another version": {func(w *world, _ int64) bool {
+			w.redefine("v2", 2)
+			return true
+		}, 1, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged},
+		"seen late": {func(w *world, _ int64) bool {
+			w.redefine("v1", 1)
+			return false
+		}, 1, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.crd("v1", 1)
+			w.migration(nil)
+			var begun int64
+			w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
+				begun++
+				if job.Resume != "" || job.CRD != (CRD{UID: "crd-uid", Generation: begun}) {
+					t.Errorf("the rewrite begins at %q under %+v", job.Resume, job.CRD)
+				}
+				progress(Progress{Total: 3, Done: 1, Checkpoint: Checkpoint{Position: "one"}})
+				if test.redefine(w, begun) {
+					return untilInterrupted(ctx)
+				}
+				return Result{Progress: Progress{Total: 3, Done: 3}}, ctx.Err()
+			}
+			w.step()
+			w.expectTrue(test.ended, test.reason)
+			if begun != test.begun {
+				t.Errorf("it began %d times, want %d", begun, test.begun)
+			}
+		})
+	}
+}
