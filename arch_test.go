@@ -165,9 +165,7 @@ func TestServerIsAssembly(t *testing.T) {
 		}
 		for _, file := range p.GoFiles {
 			content, err := os.ReadFile(filepath.Join(strings.TrimPrefix(p.ImportPath, modulePath+"/"), file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			lines += bytes.Count(content, []byte("\n"))
 		}
 	}
@@ -204,9 +202,7 @@ func packages(t *testing.T) []listed {
 	var all []listed
 	for decoder := json.NewDecoder(strings.NewReader(string(out))); decoder.More(); {
 		var p listed
-		if err := decoder.Decode(&p); err != nil {
-			t.Fatal(err)
-		}
+		must(t, decoder.Decode(&p))
 		all = append(all, p)
 	}
 	if len(all) < len(arrows)/2 {

@@ -26,36 +26,20 @@ func TestGoInstall(t *testing.T) {
 	const version = "v0.0.1-ci"
 	proxy, bin := t.TempDir(), t.TempDir()
 	serve := filepath.Join(proxy, filepath.FromSlash(modulePath), "@v")
-	if err := os.MkdirAll(serve, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.MkdirAll(serve, 0o755))
 	info, err := json.Marshal(map[string]any{"Version": version, "Time": time.Now().UTC()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	mod, err := os.ReadFile("go.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, content := range map[string][]byte{version + ".info": info, version + ".mod": mod, "list": []byte(version + "\n")} {
-		if err := os.WriteFile(filepath.Join(serve, name), content, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(serve, name), content, 0o644))
 	}
 	archive, err := os.Create(filepath.Join(serve, version+".zip"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := zip.CreateFromDir(archive, module.Version{Path: modulePath, Version: version}, "."); err != nil {
-		t.Fatal(err)
-	}
-	if err := archive.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, zip.CreateFromDir(archive, module.Version{Path: modulePath, Version: version}, "."))
+	must(t, archive.Close())
 	usual, err := exec.Command("go", "env", "GOPROXY").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cmd := exec.Command("go", "install", modulePath+"/cmd/concord@"+version)
 	cmd.Dir = bin
 	cmd.Env = append(os.Environ(), "GOBIN="+bin, "GONOSUMDB="+modulePath, fmt.Sprintf("GOPROXY=file://%s,%s", filepath.ToSlash(proxy), strings.TrimSpace(string(usual))))

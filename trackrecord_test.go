@@ -15,9 +15,7 @@ import (
 // packages exist, and so does a test for each name of a pattern. It reads the sources only.
 func TestTrackRecord(t *testing.T) {
 	text, err := os.ReadFile("docs/track-record.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	commands := 0
 	for n, row := range strings.Split(string(text), "\n") {
 		if strings.Contains(row, "its code is gone since then") {
@@ -113,4 +111,12 @@ func alternatives(pattern string) []string {
 		names[i] = prefix + names[i]
 	}
 	return names
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

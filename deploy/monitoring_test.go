@@ -27,9 +27,7 @@ func prometheusRule(t *testing.T) monitoringv1.PrometheusRule {
 func strictly(t *testing.T, path string, into any) {
 	t.Helper()
 	content, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := yaml.UnmarshalStrict(content, into); err != nil {
 		t.Fatalf("%s: %v", path, err)
 	}
@@ -51,17 +49,11 @@ func alerts(t *testing.T) map[string]monitoringv1.Rule {
 func TestRules(t *testing.T) {
 	dir := t.TempDir()
 	groups, err := yaml.Marshal(prometheusRule(t).Spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	tests, err := os.ReadFile("monitoring/tests/rules.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, content := range map[string][]byte{"groups.yaml": groups, "tests.yaml": tests} {
-		if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(filepath.Join(dir, name), content, 0o600))
 	}
 	promtool := filepath.Join(dir, "promtool")
 	for _, command := range [][]string{
@@ -90,9 +82,7 @@ const runbooks = "https://github.com/concord-dev/concord/blob/main/docs/runbooks
 // alert.
 func TestRunbooks(t *testing.T) {
 	pages, err := filepath.Glob("../docs/runbooks/*.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	of := alerts(t)
 	for _, page := range pages {
 		name := strings.TrimSuffix(filepath.Base(page), ".md")
@@ -137,12 +127,8 @@ func TestExpressions(t *testing.T) {
 		}
 	}
 	content, err := os.ReadFile("monitoring/dashboard.json")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := json.Unmarshal(content, &dashboard); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, json.Unmarshal(content, &dashboard))
 	places := map[[2]int]string{}
 	for _, p := range dashboard.Panels {
 		for _, target := range p.Targets {

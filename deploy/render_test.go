@@ -49,13 +49,9 @@ func objects(t *testing.T, manifests []byte) map[string]object {
 			t.Fatalf("%v in:\n%s", err, manifests)
 		}
 		text, err := yamlv3.Marshal(&node)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var o object
-		if err := yaml.Unmarshal(text, &o); err != nil {
-			t.Fatal(err)
-		}
+		must(t, yaml.Unmarshal(text, &o))
 		if len(o) == 0 {
 			continue
 		}
@@ -70,13 +66,9 @@ func objects(t *testing.T, manifests []byte) map[string]object {
 func kustomize(t *testing.T, folder string) map[string]object {
 	t.Helper()
 	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	manifests, err := resources.AsYaml()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return objects(t, manifests)
 }
 
@@ -84,19 +76,13 @@ func kustomize(t *testing.T, folder string) map[string]object {
 func template(t *testing.T, values map[string]any) []byte {
 	t.Helper()
 	chart, err := loader.Load("chart")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	capabilities := chartutil.DefaultCapabilities.Copy()
 	capabilities.KubeVersion = chartutil.KubeVersion{Version: "v1.37.0", Major: "1", Minor: "37"}
 	render, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: "concord", Namespace: namespace, IsInstall: true}, capabilities)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	files, err := engine.Render(chart, render)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var manifests []string
 	for _, crd := range chart.CRDObjects() {
 		manifests = append(manifests, string(crd.File.Data))
@@ -126,9 +112,7 @@ func TestRenderings(t *testing.T) {
 	} {
 		want := kustomize(t, test.folder)
 		installed, err := os.ReadFile(test.installed)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		compare(t, test.installed, objects(t, installed), want)
 		delete(want, "Namespace /"+namespace)
 		got := objects(t, template(t, test.values))
@@ -184,23 +168,15 @@ func TestChartValues(t *testing.T) {
 	rendered := template(t, allValues)
 	golden := filepath.Join("chart", "testdata", "all-values.yaml")
 	if os.Getenv("CONCORD_UPDATE") != "" {
-		if err := os.WriteFile(golden, rendered, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.WriteFile(golden, rendered, 0o600))
 	}
 	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	compare(t, "the chart", objects(t, rendered), objects(t, want))
 	var values map[string]any
 	defaults, err := os.ReadFile("chart/values.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.Unmarshal(defaults, &values); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, yaml.Unmarshal(defaults, &values))
 	for name := range values {
 		if _, tried := allValues[name]; !tried && name != "resources" && name != "goMemoryLimit" && name != "monitoring" {
 			t.Errorf("value %s is not tried", name)
@@ -211,9 +187,7 @@ func TestChartValues(t *testing.T) {
 // TestChartRefuses: values that are misspelt or would end up in a policy's expression are refused.
 func TestChartRefuses(t *testing.T) {
 	chart, err := loader.Load("chart")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, values := range map[string]map[string]any{
 		"a misspelt value":         {"guard": map[string]any{"enabled": true}},
 		"a quote in a user's name": {"guards": map[string]any{"alsoAllow": []any{"x' || true || 'y"}}},
@@ -224,5 +198,13 @@ func TestChartRefuses(t *testing.T) {
 		if _, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Namespace: namespace}, nil); err == nil {
 			t.Errorf("%s is taken", name)
 		}
+	}
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

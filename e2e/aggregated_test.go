@@ -115,9 +115,7 @@ func (x *extension) locate(by func(*corev1.ServiceSpec)) {
 func (x *extension) services() apiregistrationclient.APIServiceInterface {
 	x.t.Helper()
 	client, err := apiregistrationclient.NewForConfig(x.main.Config())
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	must(x.t, err)
 	return client.APIServices()
 }
 
@@ -145,21 +143,15 @@ func (x *extension) report(version string) *member.Member {
 	x.t.Helper()
 	client := x.main.Objects()
 	collector, err := collect.New(collect.Config{Client: client})
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	must(x.t, err)
 	m, err := member.New(member.Config{
 		Client: client, Bury: collector.Bury,
 		Versions:      member.Versions{Binary: "1.37", Emulation: "1.37", MinCompatibility: "1.36"},
 		LeaseDuration: cluster.LeaseDuration, RenewInterval: cluster.RenewInterval,
 	})
-	if err != nil {
-		x.t.Fatal(err)
-	}
+	must(x.t, err)
 	both := []string{string(widgetEncoding("v2")), string(widgetEncoding("v1"))}
-	if err := m.SetBuiltins([]member.Resource{{GroupResource: widgets, Encoding: widgetEncoding(version), Decodable: both, Served: both}}); err != nil {
-		x.t.Fatal(err)
-	}
+	must(x.t, m.SetBuiltins([]member.Resource{{GroupResource: widgets, Encoding: widgetEncoding(version), Decodable: both, Served: both}}))
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { defer close(ended); m.Run(ctx) }()
@@ -185,18 +177,14 @@ func TestAggregatedAPI(t *testing.T) {
 	x := aggregate(t, main, "v1")
 	wantDiscovered(t, main)
 	wantTrustOfProxyOnly(t, x)
-	if err := load.Fill(t.Context(), load.Endpoint{Name: x.server.Name, Client: main.Dynamic()}, widgetsV1, "fill", objects); err != nil {
-		t.Fatal(err)
-	}
+	must(t, load.Fill(t.Context(), load.Endpoint{Name: x.server.Name, Client: main.Dynamic()}, widgetsV1, "fill", objects))
 	wantEncoding(t, x.own, widgets, widgetEncoding("v1"), objects)
 	before := x.hashes()
 
 	first := x.report("v1")
 	c.WaitSettled()
 	wantThroughAPI(t, main, widgetEncoding("v1"), objects)
-	if err := first.Depart(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, first.Depart(t.Context()))
 	storeWidgetsIn(t, x.server, "v2")
 	waitCommon(t, x.own, widgets, widgetEncoding("v2"))
 	x.report("v2")
@@ -232,9 +220,7 @@ func migrate(t *testing.T, s *cluster.Server, name string) *migrationv1alpha1.St
 	t.Helper()
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgetGroup, Version: "v1", Resource: widgets.Resource}
-	if err := s.Objects().Create(t.Context(), m); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Objects().Create(t.Context(), m))
 	return m
 }
 
@@ -242,9 +228,7 @@ func migrate(t *testing.T, s *cluster.Server, name string) *migrationv1alpha1.St
 func wantThroughAPI(t *testing.T, s *cluster.Server, encoding agree.Encoding, objects int64) {
 	t.Helper()
 	var list migrationv1alpha1.StorageVersionMigrationList
-	if err := s.Objects().List(t.Context(), &list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Objects().List(t.Context(), &list))
 	for i := range list.Items {
 		m := &list.Items[i]
 		if m.Spec.Resource.Resource == widgets.Resource && m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger && m.Annotations[migrationv1alpha1.EncodingAnnotation] == string(encoding) {
@@ -352,17 +336,13 @@ func wantOutageOutlived(t *testing.T, x *extension, objects int64) {
 	if _, err := kube.ConfigMaps(namespace).Create(t.Context(), configMap("a", "b"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := kube.Services(extensionNamespace).Delete(t.Context(), extensionService, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, kube.Services(extensionNamespace).Delete(t.Context(), extensionService, metav1.DeleteOptions{}))
 	x.waitAvailable(apiregistrationv1.ConditionFalse, "ServiceNotFound")
 	if status, body := request(t, x.main.Config(), "/apis/"+widgetGroup+"/v1/widgets", ""); status != http.StatusServiceUnavailable {
 		t.Errorf("what cannot be reached answers %d: %s", status, body)
 	}
 	wantDryRun(t, x.main, nil, "the server asked does not serve it now")
-	if err := kube.Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, kube.Namespaces().Delete(t.Context(), namespace, metav1.DeleteOptions{}))
 	cluster.Eventually(t, time.Minute, "the namespace is emptied", func(ctx context.Context) error {
 		left, err := kube.ConfigMaps(namespace).List(ctx, metav1.ListOptions{})
 		if err != nil {

@@ -84,9 +84,7 @@ func testTables(t *testing.T, c *cluster.Cluster, s *cluster.Server) {
 func tableOf(t *testing.T, s *cluster.Server, path string) (columns, rows string) {
 	t.Helper()
 	var table metav1.Table
-	if err := json.Unmarshal([]byte(fetch(t, s, path, "application/json;as=Table;g=meta.k8s.io;v=v1")), &table); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(fetch(t, s, path, "application/json;as=Table;g=meta.k8s.io;v=v1")), &table))
 	var names []string
 	for _, column := range table.ColumnDefinitions {
 		if column.Priority == 0 {

@@ -46,9 +46,7 @@ func askForAPI(t *testing.T, s *cluster.Server, gr schema.GroupResource, version
 	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: gr.Group, Version: version, Resource: gr.Resource}
 	m.Spec.Engine = migrationv1alpha1.EngineAPI
 	change(&m.Spec)
-	if err := s.Objects().Create(t.Context(), m); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Objects().Create(t.Context(), m))
 	return m
 }
 
@@ -72,9 +70,7 @@ func waitEnded(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVers
 func wantWrittenOnce(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, want int) {
 	t.Helper()
 	found, err := c.Raw.Get(t.Context(), "/registry/"+gr.Group+"/"+gr.Resource+"/", clientv3.WithPrefix())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	again := 0
 	for _, kv := range found.Kvs {
 		switch kv.Version {
@@ -94,9 +90,7 @@ func wantWrittenOnce(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, 
 func revisionsOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[string]int64 {
 	t.Helper()
 	found, err := c.Raw.Get(t.Context(), "/registry/"+gr.Group+"/"+gr.Resource+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	revisions := map[string]int64{}
 	for _, kv := range found.Kvs {
 		revisions[string(kv.Key)] = kv.ModRevision
@@ -140,9 +134,7 @@ func testAPIDefaults(t *testing.T) {
 	get := func(revision string) *unstructured.Unstructured {
 		t.Helper()
 		found, err := of("v2").Get(t.Context(), object.GetName(), metav1.GetOptions{ResourceVersion: revision})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		return found
 	}
 	// The cache of v2 has it from now on.

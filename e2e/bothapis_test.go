@@ -64,9 +64,7 @@ func testBothMigrationAPIs(t *testing.T) {
 	if copies := copiesOf(t, one, "cancelled"); len(copies) != 1 || copies[0].Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" {
 		t.Errorf("it runs with the copies %+v", copies)
 	}
-	if err := resource(one, cancelled[0]).Delete(t.Context(), "cancelled", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, resource(one, cancelled[0]).Delete(t.Context(), "cancelled", metav1.DeleteOptions{}))
 	cluster.Eventually(t, time.Minute, "the copy goes with its original", func(context.Context) error {
 		if copies := copiesOf(t, one, "cancelled"); len(copies) > 0 {
 			return fmt.Errorf("there are %+v", copies)
@@ -145,9 +143,7 @@ func manifest(t *testing.T, all []*unstructured.Unstructured, name string) *unst
 func copiesOf(t *testing.T, s *cluster.Server, name string) (copies []migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
 	var list migrationv1alpha1.StorageVersionMigrationList
-	if err := s.Objects().List(t.Context(), &list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Objects().List(t.Context(), &list))
 	for _, m := range list.Items {
 		if owner := metav1.GetControllerOf(&m); owner != nil && owner.Name == name && strings.HasPrefix(owner.APIVersion, storagemigrationv1.GroupName+"/") {
 			copies = append(copies, m)

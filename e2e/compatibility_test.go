@@ -53,9 +53,7 @@ var (
 func object(t *testing.T, text string) *unstructured.Unstructured {
 	t.Helper()
 	obj := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal([]byte(text), &obj.Object); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(text), &obj.Object))
 	return obj
 }
 
@@ -130,9 +128,7 @@ func testRules(t *testing.T, highest *cluster.Server, lower []*cluster.Server) {
 	for _, s := range lower {
 		wantInvalid(t, s.Name, create(t, s.Dynamic().Resource(definitions), crd), "x-kubernetes-validations[0].rule", "compilation failed", "undeclared reference to 'includes'")
 	}
-	if err := create(t, highest.Dynamic().Resource(definitions), crd); err != nil {
-		t.Fatal(err)
-	}
+	must(t, create(t, highest.Dynamic().Resource(definitions), crd))
 	things := schema.GroupVersionResource{Group: widgetGroup, Version: "v1", Resource: "rules"}
 	for i, s := range append(lower, highest) {
 		custom := s.Dynamic().Resource(things)
@@ -165,12 +161,8 @@ reinvocationPolicy: Never, mutations: [{patchType: ApplyConfiguration, applyConf
 		wantInvalid(t, s.Name, create(t, s.Dynamic().Resource(validations), validating), "spec.validations[0].expression", "compilation failed: ERROR: <input>:1:27: undeclared reference to 'includes'")
 		wantInvalid(t, s.Name, create(t, s.Dynamic().Resource(mutations), mutating), "spec.mutations[0].applyConfiguration.expression", "undeclared reference to 'includes'")
 	}
-	if err := create(t, highest.Dynamic().Resource(validations), validating); err != nil {
-		t.Fatal(err)
-	}
-	if err := create(t, highest.Dynamic().Resource(mutations), mutating); err != nil {
-		t.Fatal(err)
-	}
+	must(t, create(t, highest.Dynamic().Resource(validations), validating))
+	must(t, create(t, highest.Dynamic().Resource(mutations), mutating))
 	for _, s := range lower {
 		for _, gvr := range []schema.GroupVersionResource{validations, mutations} {
 			if err := label(t, s.Dynamic().Resource(gvr), "includes"); err != nil {
@@ -193,9 +185,7 @@ func testRuleCost(t *testing.T, highest *cluster.Server, lower []*cluster.Server
 	for _, s := range lower {
 		wantInvalid(t, s.Name, create(t, s.Dynamic().Resource(definitions), crd), "estimated rule cost exceeds budget", "CRDBoundedNameCost")
 	}
-	if err := create(t, highest.Dynamic().Resource(definitions), crd); err != nil {
-		t.Fatal(err)
-	}
+	must(t, create(t, highest.Dynamic().Resource(definitions), crd))
 	for _, s := range lower {
 		if err := label(t, s.Dynamic().Resource(definitions), crd.GetName()); err != nil {
 			t.Errorf("%s: an update that keeps the rule: %v", s.Name, err)
@@ -211,9 +201,7 @@ func testRuleCost(t *testing.T, highest *cluster.Server, lower []*cluster.Server
 func testNewField(t *testing.T, servers []*cluster.Server) {
 	highest, at136, at135 := servers[0], servers[2], servers[3]
 	crd := definition(t, "fields", "true")
-	if err := create(t, at135.Dynamic().Resource(definitions), crd); err != nil {
-		t.Fatal(err)
-	}
+	must(t, create(t, at135.Dynamic().Resource(definitions), crd))
 	write := func(s *cluster.Server, observed, want int64) {
 		t.Helper()
 		status := fmt.Sprintf(`{"status":{"observedGeneration":%d}}`, observed)
@@ -233,9 +221,7 @@ func testNewField(t *testing.T, servers []*cluster.Server) {
 	write(at135, 1, 0)
 	write(at136, 2, 2)
 	write(at135, 3, 3)
-	if err := label(t, at135.Dynamic().Resource(definitions), crd.GetName()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, label(t, at135.Dynamic().Resource(definitions), crd.GetName()))
 	write(highest, 4, 4)
 	write(at135, 0, 0)
 	write(at135, 5, 0)

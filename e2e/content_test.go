@@ -44,9 +44,7 @@ func samples(t *testing.T) []*unstructured.Unstructured {
 			t.Fatal(err)
 		}
 		if u.GetKind() == "ClusterTrustBundle" {
-			if err := unstructured.SetNestedField(u.Object, certificate(t), "spec", "trustBundle"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, unstructured.SetNestedField(u.Object, certificate(t), "spec", "trustBundle"))
 		}
 		all = append(all, u)
 	}

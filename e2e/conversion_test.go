@@ -87,9 +87,7 @@ func texts(t *testing.T, s *cluster.Server, version string) map[string]string {
 	t.Helper()
 	path := map[string][]string{"v1": {"spec", "text"}, "v2": {"spec", "message", "text"}}[version]
 	list, err := s.Dynamic().Resource(convertibles.WithVersion(version)).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	found := map[string]string{}
 	for _, u := range list.Items {
 		if strings.HasPrefix(u.GetName(), "fill-") {

@@ -62,13 +62,9 @@ func convertibleCRD(converter *converter) *apiextensionsv1.CustomResourceDefinit
 func (c *converter) behindService(s *cluster.Server, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	c.t.Helper()
 	_, text, err := net.SplitHostPort(c.address)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	port, err := strconv.ParseInt(text, 10, 32)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: converterService}}
 	service.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "localhost", Ports: []corev1.ServicePort{{Port: int32(port)}}}
 	if _, err := s.Kube().CoreV1().Services(metav1.NamespaceDefault).Create(c.t.Context(), service, metav1.CreateOptions{}); err != nil {
@@ -139,9 +135,7 @@ func startConverter(t *testing.T) *converter {
 func (c *converter) start() {
 	c.t.Helper()
 	listener, err := tls.Listen("tcp", c.address, &tls.Config{Certificates: []tls.Certificate{c.tls}, MinVersion: tls.VersionTLS12})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	server := &http.Server{Handler: c, ReadHeaderTimeout: 10 * time.Second, ErrorLog: log.New(io.Discard, "", 0)}
 	c.mu.Lock()
 	c.server, c.left = server, -1

@@ -135,9 +135,7 @@ func testDiscoveryOfRelease(t *testing.T, s *cluster.Server, release *version.Ve
 // /statusz and /flagz are there from 1.36 on, where they are beta.
 func testIntrospection(t *testing.T, s *cluster.Server, release *version.Version) {
 	var v struct{ Minor, EmulationMajor, EmulationMinor, MinCompatibilityMajor, MinCompatibilityMinor string }
-	if err := json.Unmarshal([]byte(fetch(t, s, "/version", "")), &v); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(fetch(t, s, "/version", "")), &v))
 	least := compat.DefaultMinCompatibility(compat.BinaryVersion(), release)
 	if v.Minor != "37" || v.EmulationMajor+"."+v.EmulationMinor != release.String() || v.MinCompatibilityMajor+"."+v.MinCompatibilityMinor != least.String() {
 		t.Errorf("/version of %s is %+v", release, v)
@@ -209,9 +207,7 @@ func testKubeletSkew(t *testing.T, s *cluster.Server, release *version.Version) 
 func testControllers(t *testing.T, s *cluster.Server) {
 	kube := s.Kube().CoreV1()
 	made, err := kube.Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "new-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cluster.Eventually(t, time.Minute, "a namespace has its ServiceAccount and the root CA", func(ctx context.Context) error {
 		_, account := kube.ServiceAccounts(made.Name).Get(ctx, "default", metav1.GetOptions{})
 		_, ca := kube.ConfigMaps(made.Name).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
@@ -225,9 +221,7 @@ func skewCounts(t *testing.T, s *cluster.Server) map[string]int {
 	counts := map[string]int{}
 	for sample, value := range samplesOf(t, s, skewedRequests+"{") {
 		n, err := strconv.Atoi(value)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		counts[sample] = n
 	}
 	return counts

@@ -67,9 +67,7 @@ func sealOf(t testing.TB, key string) agree.Seal {
 		return keyV1 + ":" // it tells nothing of the plugin's keys
 	}
 	seal, err := keyring.SealOf(key, base64.StdEncoding.EncodeToString(secretOf(key)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return seal
 }
 
@@ -78,15 +76,11 @@ func openValue(t testing.TB) func(key string, stored []byte) ([]byte, agree.Seal
 	transformers, seals := map[string]value.Transformer{}, map[string]agree.Seal{}
 	for _, key := range []string{keyA, keyC} {
 		block, err := aes.NewCipher(secretOf(key))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		transformers[key], seals[key] = aestransformer.NewCBCTransformer(block), sealOf(t, key)
 	}
 	block, err := aes.NewCipher(secretOf(keyC))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if transformers[keyC], err = aestransformer.NewGCMTransformer(block); err != nil {
 		t.Fatal(err)
 	}
@@ -166,13 +160,9 @@ func (e *encrypted) configure(name string, keys ...string) {
 		"apiVersion": "apiserver.config.k8s.io/v1", "kind": "EncryptionConfiguration",
 		"resources": []any{map[string]any{"resources": e.resources, "providers": providers}},
 	})
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	must(e.t, err)
 	next := e.file(name) + ".next"
-	if err := errors.Join(os.WriteFile(next, raw, 0o600), os.Rename(next, e.file(name))); err != nil {
-		e.t.Fatal(err)
-	}
+	must(e.t, errors.Join(os.WriteFile(next, raw, 0o600), os.Rename(next, e.file(name))))
 }
 
 // load has a server load a configuration and waits until it encrypts as that says.
@@ -181,9 +171,7 @@ func (e *encrypted) load(s *cluster.Server, keys ...string) {
 	e.configure(s.Name, keys...)
 	want := sealOf(e.t, keys[0])
 	raw, err := os.ReadFile(e.file(s.Name))
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	must(e.t, err)
 	cluster.Eventually(e.t, time.Minute, s.Name+" has loaded "+strings.Join(keys, ", "), func(ctx context.Context) error {
 		id, _ := s.ID()
 		if err := leaseTells(ctx, s, id, raw); err != nil {

@@ -119,9 +119,7 @@ func (m *migrating) standBy() *bystander {
 	value := fmt.Sprintf(`{"apiVersion":"%s/v1","kind":"Widget","metadata":{"name":"bystander","namespace":"%s","uid":"%s","generation":1,"creationTimestamp":"2026-01-02T03:04:05Z"},"spec":{"text":"bystander"}}`,
 		m.resource.Group, m.resource.Namespace, uuid.NewUUID())
 	put, err := m.c.Raw.Put(m.t.Context(), b.key, value)
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, err)
 	b.revision = put.Header.Revision
 	return b
 }
@@ -130,9 +128,7 @@ func (m *migrating) standBy() *bystander {
 func (b *bystander) gone() {
 	b.m.t.Helper()
 	deleted, err := b.m.c.Raw.Delete(b.m.t.Context(), b.key, clientv3.WithPrevKV())
-	if err != nil {
-		b.m.t.Fatal(err)
-	}
+	must(b.m.t, err)
 	if len(deleted.PrevKvs) != 1 || deleted.PrevKvs[0].ModRevision != b.revision {
 		b.m.t.Errorf("what was put behind the migration's back at revision %d is %v: the migration was begun anew", b.revision, deleted.PrevKvs)
 	}

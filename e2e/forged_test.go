@@ -33,13 +33,9 @@ func testForgedStorageState(t *testing.T) {
 	objects := s.Objects()
 	state := &migrationv1alpha1.StorageState{}
 	key := types.NamespacedName{Name: "configmaps"}
-	if err := objects.Get(t.Context(), key, state); err != nil {
-		t.Fatal(err)
-	}
+	must(t, objects.Get(t.Context(), key, state))
 	var migrations migrationv1alpha1.StorageVersionMigrationList
-	if err := objects.List(t.Context(), &migrations); err != nil {
-		t.Fatal(err)
-	}
+	must(t, objects.List(t.Context(), &migrations))
 	before := sets.New[types.UID]()
 	for _, m := range migrations.Items {
 		before.Insert(m.UID)
@@ -54,20 +50,14 @@ func testForgedStorageState(t *testing.T) {
 	succeeded.Name = "succeeded"
 	succeeded.Spec.Resource = migrationv1alpha1.GroupVersionResource{Version: "v1", Resource: "secrets"}
 	succeeded.Spec.Paused = true
-	if err := objects.Create(t.Context(), succeeded); err != nil {
-		t.Fatal(err)
-	}
+	must(t, objects.Create(t.Context(), succeeded))
 	edited := succeeded.DeepCopy()
 	migrationv1alpha1.SetCondition(edited, migrationv1alpha1.MigrationSucceeded, "Forged", "by hand", metav1.Now())
 	if err := objects.Status().Patch(t.Context(), edited, client.MergeFrom(succeeded)); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "by Concord's servers alone") {
 		t.Errorf("an administrator ends a migration: %v", err)
 	}
-	if err := objects.Delete(t.Context(), succeeded); err != nil {
-		t.Fatal(err)
-	}
-	if err := asControllers(t, s).Status().Patch(t.Context(), forged, client.MergeFrom(state)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, objects.Delete(t.Context(), succeeded))
+	must(t, asControllers(t, s).Status().Patch(t.Context(), forged, client.MergeFrom(state)))
 	cluster.Eventually(t, cluster.SettleTimeout, "the resource is migrated again", func(ctx context.Context) error {
 		var again migrationv1alpha1.StorageState
 		if err := objects.Get(ctx, key, &again); err != nil {
@@ -97,9 +87,7 @@ func asControllers(t *testing.T, s *cluster.Server) client.Client {
 	config := rest.CopyConfig(s.Config())
 	config.Impersonate = rest.ImpersonationConfig{UserName: roles.Trigger.User(), Groups: []string{user.SystemPrivilegedGroup}}
 	controllers, err := join.NewClient(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return controllers
 }
 
@@ -126,16 +114,12 @@ func TestForgedConsistently(t *testing.T) {
 	objects := asControllers(t, s)
 	key := types.NamespacedName{Name: migrationv1alpha1.StateName(widgets)}
 	forged := &migrationv1alpha1.StorageState{}
-	if err := objects.Get(t.Context(), key, forged); err != nil {
-		t.Fatal(err)
-	}
+	must(t, objects.Get(t.Context(), key, forged))
 	before := forged.DeepCopy()
 	view := migrationv1alpha1.ViewState(forged)
 	view.Stored = []agree.Encoding{widgetEncoding("v2")}
 	migrationv1alpha1.SetState(forged, view, "Widget")
-	if err := objects.Status().Patch(t.Context(), forged, client.MergeFrom(before)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, objects.Status().Patch(t.Context(), forged, client.MergeFrom(before)))
 	storedVersions := func(ctx context.Context) ([]string, error) {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
 		err := objects.Get(ctx, types.NamespacedName{Name: widgets.String()}, crd)

@@ -90,9 +90,7 @@ func (m *migrating) store(n int) {
 			return err
 		})
 	}
-	if err := group.Wait(); err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, group.Wait())
 }
 
 // fullSpeedAttempts is how often a fault is tried until it comes in the midst of a stream. A

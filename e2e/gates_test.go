@@ -35,9 +35,7 @@ func expectNoStorageVersions(t *testing.T, s *cluster.Server) {
 		}
 	}
 	groups, err := s.Kube().Discovery().ServerGroups() // aggregated
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, g := range groups.Groups {
 		if g.Name == storageversion.Resource.Group {
 			t.Errorf("discovery shows %+v", g)
@@ -51,9 +49,7 @@ func expectNoStorageVersions(t *testing.T, s *cluster.Server) {
 		t.Fatalf("%s has no identity", s.Name)
 	}
 	lease, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(ctx, string(id), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if lease.Annotations[storageversion.APIAnnotation] != storageversion.APIOff {
 		t.Errorf("the Lease says %v", lease.Annotations)
 	}
@@ -66,9 +62,7 @@ func expectNoStorageVersions(t *testing.T, s *cluster.Server) {
 func keys(t *testing.T, c *cluster.Cluster, under string) (found []string) {
 	t.Helper()
 	response, err := c.Raw.Get(t.Context(), storedsets.DefaultPrefix+"/"+under, clientv3.WithPrefix(), clientv3.WithKeysOnly())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, kv := range response.Kvs {
 		found = append(found, string(kv.Key))
 	}
@@ -82,13 +76,9 @@ func testCompatibilityVersionsOff(t *testing.T) {
 	servers = append(servers, c.Start(cluster.Options{}, "two")...)
 	for i, s := range servers {
 		_, body, err := s.Get(t.Context(), "/version")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var info version.Info
-		if err := json.Unmarshal([]byte(body), &info); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(body), &info))
 		if on := i == 1; info.Minor != "37" || strings.Contains(body, "emulation") != on || strings.Contains(body, "minCompatibility") != on {
 			t.Errorf("%s: %s", s.Name, body)
 		}
@@ -152,16 +142,12 @@ func expectUnknownSince(t *testing.T, c *cluster.Cluster, since int64, gr schema
 	var seen [][]string
 	for revision := int64(0); ; {
 		response, err := c.Raw.Get(t.Context(), key, clientv3.WithRev(revision))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if len(response.Kvs) == 0 || response.Kvs[0].ModRevision <= since {
 			break
 		}
 		var state migrationv1alpha1.StorageState
-		if err := json.Unmarshal(response.Kvs[0].Value, &state); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(response.Kvs[0].Value, &state))
 		seen = append(seen, state.Status.PersistedEncodings)
 		revision = response.Kvs[0].ModRevision - 1
 	}
@@ -287,9 +273,7 @@ func expectNoAgreement(t *testing.T, c *cluster.Cluster, reporting int) {
 	reported := keys(t, c, "storageversions/")
 	for _, key := range reported {
 		gr, err := storageversion.GroupResource(key[strings.LastIndex(key, "/")+1:])
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if standing := c.Standing(gr); standing.Common() != "" {
 			t.Errorf("%s: servers agree on %s: %v", gr, standing.Common(), c.Reports(gr))
 		}

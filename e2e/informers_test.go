@@ -61,9 +61,7 @@ func testInformers(t *testing.T) {
 		calm.Store(true)
 		wantEncoding(t, c, widgets, widgetEncoding(to), objects+i)
 		last := fmt.Sprint("after-", to, "-", i)
-		if err := load.Fill(t.Context(), load.Endpoint{Name: "one", Client: servers[0].Dynamic()}, widgetsV1, last, 1); err != nil {
-			t.Fatal(err)
-		}
+		must(t, load.Fill(t.Context(), load.Endpoint{Name: "one", Client: servers[0].Dynamic()}, widgetsV1, last, 1))
 		wantNewest(t, all, clients[0], last+"-0")
 	}
 	starts, resumed := 0, 0
@@ -86,9 +84,7 @@ func testInformers(t *testing.T) {
 func wantNewest(t *testing.T, all []*restless, client dynamic.ResourceInterface, last string) {
 	t.Helper()
 	newest, err := client.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cluster.Eventually(t, cluster.SettleTimeout, "all clients see the last object", func(context.Context) error {
 		for i, r := range all {
 			if _, ok, err := r.get(last); !ok || err != nil {
@@ -102,9 +98,7 @@ func wantNewest(t *testing.T, all []*restless, client dynamic.ResourceInterface,
 		for j := range newest.Items {
 			want := &newest.Items[j]
 			have, ok, err := r.get(want.GetName())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if !ok || have.GetResourceVersion() != want.GetResourceVersion() {
 				stale++
 			}

@@ -52,9 +52,7 @@ func newKMSEncrypted(t *testing.T, also string, resources []string, id string, n
 	}
 	k.configure(auditor, kmsKey(id), identity)
 	config, err := encryptionconfig.LoadEncryptionConfig(t.Context(), k.file(auditor), false, auditor)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	k.c.Audit.With(func(l *audit.Ledger) { l.Open(openWith(config.Transformers)) })
 	for _, name := range names {
 		k.configure(name, kmsKey(id), identity)
@@ -147,9 +145,7 @@ func testKMS(t *testing.T) {
 	k.wantRemovable(kmsKey("first"))
 	for _, s := range k.servers {
 		raw, err := os.ReadFile(k.file(s.Name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		id, _ := s.ID()
 		if err := leaseTells(t.Context(), s, id, raw); err != nil {
 			t.Errorf("%s, whose configuration has not changed: %v", s.Name, err)

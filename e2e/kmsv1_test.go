@@ -167,9 +167,7 @@ func (e *encrypted) refusesV1(s *cluster.Server) {
 	e.t.Helper()
 	const refusal = `the KMS plugin "p" is of apiVersion v1`
 	good, err := os.ReadFile(e.file(s.Name))
-	if err != nil {
-		e.t.Fatal(err)
-	}
+	must(e.t, err)
 	e.configure(s.Name, keyB, keyV1)
 	cluster.Eventually(e.t, time.Minute, "the configuration is refused", func(context.Context) error {
 		if out := s.Output(); !strings.Contains(out, "The encryption configuration was not loaded") || !strings.Contains(out, `the KMS plugin \"p\" is of apiVersion v1`) {

@@ -95,3 +95,11 @@ func TestSlow(t *testing.T) {
 		})
 	}
 }
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}

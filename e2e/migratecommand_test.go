@@ -160,12 +160,8 @@ func interruptMigrate(t *testing.T, s *cluster.Server) {
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	stdout, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
+	must(t, cmd.Start())
 	t.Cleanup(func() { _ = cmd.Process.Kill() })
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || !strings.HasPrefix(line, widgets.String()+": ") {
 		t.Fatalf("it says %q (%v)", line, err)
@@ -174,9 +170,7 @@ func interruptMigrate(t *testing.T, s *cluster.Server) {
 	if found == nil {
 		t.Fatal("there is no migration of the command's")
 	}
-	if err := cmd.Process.Signal(os.Interrupt); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cmd.Process.Signal(os.Interrupt))
 	_ = cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(stderr.String(), "interrupted; the migrations go on in the servers") ||
 		!strings.Contains(stderr.String(), found.Name) || strings.Count(stderr.String(), "\n") != 1 {
@@ -185,18 +179,14 @@ func interruptMigrate(t *testing.T, s *cluster.Server) {
 	if now := commands(t, s); now == nil || now.UID != found.UID {
 		t.Errorf("after the interrupt its migration is %+v", now)
 	}
-	if err := s.Objects().Delete(t.Context(), found); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Objects().Delete(t.Context(), found))
 }
 
 // commands is the newest migration of widgets that the command made.
 func commands(t *testing.T, s *cluster.Server) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()
 	var list migrationv1alpha1.StorageVersionMigrationList
-	if err := s.Objects().List(t.Context(), &list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Objects().List(t.Context(), &list))
 	var found []*migrationv1alpha1.StorageVersionMigration
 	for i := range list.Items {
 		if m := &list.Items[i]; m.Labels[migrationv1alpha1.AskedByLabel] == "concord-migrate" && migrationv1alpha1.Resource(m) == widgets {

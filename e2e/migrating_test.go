@@ -205,9 +205,7 @@ func (m *migrating) wantContents(where string, want load.ChurnResult, found map[
 func (m *migrating) read(s *cluster.Server) map[string]string {
 	m.t.Helper()
 	list, err := s.Dynamic().Resource(m.resource.GroupVersionResource).List(m.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		m.t.Fatal(err)
-	}
+	must(m.t, err)
 	found := map[string]string{}
 	for i := range list.Items {
 		u := &list.Items[i]

@@ -69,9 +69,7 @@ func wantFenceCounted(t *testing.T, servers []*cluster.Server) {
 	for _, s := range servers {
 		for _, match := range fenceCounter.FindAllStringSubmatch(fetch(t, s, "/metrics", ""), -1) {
 			n, err := strconv.ParseFloat(match[2], 64)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			counted[match[1]] += n
 		}
 	}

@@ -31,15 +31,11 @@ func startSmallEtcd(t *testing.T) (endpoint string, raw *clientv3.Client) {
 	dir := t.TempDir()
 	endpoint = cluster.Endpoint(t, dir)
 	client, err := url.Parse(endpoint)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config := etcdtest.Config(filepath.Join(dir, "data"), *client)
 	config.QuotaBackendBytes = smallQuota
 	etcd, err := etcdtest.Start(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(etcd.Close)
 	return endpoint, cluster.Connect(t, endpoint)
 }
@@ -55,9 +51,7 @@ func useUp(t *testing.T, raw *clientv3.Client) {
 		if errors.Is(err, rpctypes.ErrNoSpace) {
 			return
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	t.Fatal("etcd still has space")
 }
@@ -75,9 +69,7 @@ func makeRoom(t *testing.T, endpoint string, raw *clientv3.Client) {
 	if err == nil {
 		_, err = raw.AlarmDisarm(t.Context(), &clientv3.AlarmMember{})
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // An etcd out of space is as bad as one that is away: writes are refused with a message that
@@ -207,9 +199,7 @@ func widgetsIn(t *testing.T, raw *clientv3.Client, version string) (n int) {
 	resp, err := etcdserverpb.NewKVClient(raw.ActiveConnection()).Range(t.Context(), &etcdserverpb.RangeRequest{
 		Key: []byte("/registry/e2e.concord.dev/widgets/"), RangeEnd: []byte("/registry/e2e.concord.dev/widgets0"),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, kv := range resp.Kvs {
 		if strings.Contains(string(kv.Value), `"apiVersion":"e2e.concord.dev/`+version+`"`) {
 			n++

@@ -40,17 +40,11 @@ func TestServicesOfOwnHost(t *testing.T) {
 	}
 
 	_, text, err := net.SplitHostPort(hook.address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	port, err := strconv.ParseInt(text, 10, 32)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	registered, err := apiregistrationclient.NewForConfig(s.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	service := &apiregistrationv1.APIService{ObjectMeta: metav1.ObjectMeta{Name: "v1.inside.example.com"}}
 	service.Spec = apiregistrationv1.APIServiceSpec{
 		Group: "inside.example.com", Version: "v1", GroupPriorityMinimum: 1000, VersionPriority: 100, CABundle: cluster.EncodePEM(hook.ca.Cert.Raw),

@@ -25,9 +25,7 @@ func TestOwnCRDsDeleted(t *testing.T) {
 	s := servers[0]
 	objects := s.Objects()
 	var states migrationv1alpha1.StorageStateList
-	if err := objects.List(t.Context(), &states); err != nil {
-		t.Fatal(err)
-	}
+	must(t, objects.List(t.Context(), &states))
 	before := map[string]bool{}
 	for _, state := range states.Items {
 		before[string(state.UID)] = true
@@ -35,13 +33,9 @@ func TestOwnCRDsDeleted(t *testing.T) {
 	uids := map[string]string{}
 	for _, crd := range migrationv1alpha1.CRDs() {
 		have := &apiextensionsv1.CustomResourceDefinition{}
-		if err := objects.Get(t.Context(), client.ObjectKeyFromObject(crd), have); err != nil {
-			t.Fatal(err)
-		}
+		must(t, objects.Get(t.Context(), client.ObjectKeyFromObject(crd), have))
 		uids[crd.Name] = string(have.UID)
-		if err := objects.Delete(t.Context(), &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: crd.Name}}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, objects.Delete(t.Context(), &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: crd.Name}}))
 	}
 	cluster.Eventually(t, time.Minute, "the definitions are made again", func(ctx context.Context) error {
 		for name, uid := range uids {

@@ -95,9 +95,7 @@ func cancelByHand(t *testing.T, c *cluster.Cluster, writes *load.Load, servers [
 	before := revisionsOf(t, c, widgets)
 	byHand := askForAPI(t, servers[1], widgets, "v2", func(*migrationv1alpha1.StorageVersionMigrationSpec) {})
 	waitWritten(t, c, before)
-	if err := servers[0].Objects().Get(t.Context(), client.ObjectKeyFromObject(byHand), byHand); err != nil {
-		t.Fatal(err)
-	}
+	must(t, servers[0].Objects().Get(t.Context(), client.ObjectKeyFromObject(byHand), byHand))
 	wantAPI(t, byHand)
 	wantCancelled(t, c, byHand, writes, servers)
 }
@@ -116,9 +114,7 @@ func waitWritten(t *testing.T, c *cluster.Cluster, before map[string]int64) {
 // wantCancelled deletes a migration, and fails if it writes on.
 func wantCancelled(t *testing.T, c *cluster.Cluster, m *migrationv1alpha1.StorageVersionMigration, writes *load.Load, servers []*cluster.Server) {
 	t.Helper()
-	if err := servers[0].Objects().Delete(t.Context(), m); err != nil {
-		t.Fatal(err)
-	}
+	must(t, servers[0].Objects().Delete(t.Context(), m))
 	wantSilence(t, c, "cancelled", writes, servers)
 	if left := c.Encodings(widgets)[widgetEncoding("v1")]; left == 0 {
 		t.Error("it had ended before it was cancelled: nothing was tested")
@@ -235,7 +231,5 @@ func pauseMigration(t *testing.T, s *cluster.Server, m *migrationv1alpha1.Storag
 		fresh.Spec.Paused = paused
 		return s.Objects().Update(t.Context(), &fresh)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }

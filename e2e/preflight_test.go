@@ -14,9 +14,7 @@ import (
 func wantVersions(t *testing.T, s *cluster.Server, binary, emulation, minCompatibility string) {
 	t.Helper()
 	var v struct{ Major, Minor, EmulationMajor, EmulationMinor, MinCompatibilityMajor, MinCompatibilityMinor string }
-	if err := json.Unmarshal([]byte(fetch(t, s, "/version", "")), &v); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(fetch(t, s, "/version", "")), &v))
 	got := []string{v.Major + "." + v.Minor, v.EmulationMajor + "." + v.EmulationMinor, v.MinCompatibilityMajor + "." + v.MinCompatibilityMinor}
 	if want := []string{binary, emulation, minCompatibility}; strings.Join(got, " ") != strings.Join(want, " ") {
 		t.Errorf("/version of %s tells %v, want %v", s.Name, got, want)

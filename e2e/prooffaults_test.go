@@ -52,9 +52,7 @@ func testKilledBeforeProof(t *testing.T) {
 	for turn := 0; turn == 0 || turn < 3 && (between[widgets] == 0 || between[secrets] == 0); turn++ {
 		for _, round := range rounds {
 			gr := round.resource.GroupResource()
-			if err := load.Fill(t.Context(), load.Endpoint{Name: "one", Client: e.servers[0].Dynamic()}, round.resource, fmt.Sprintf("fill-%d-%d", turn, round.objects), round.objects); err != nil {
-				t.Fatal(err)
-			}
+			must(t, load.Fill(t.Context(), load.Endpoint{Name: "one", Client: e.servers[0].Dynamic()}, round.resource, fmt.Sprintf("fill-%d-%d", turn, round.objects), round.objects))
 			filled[gr] += round.objects
 			e.c.WaitSettled()
 			round.change()

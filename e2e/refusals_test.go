@@ -103,9 +103,7 @@ func refusesDamagedCA(t *testing.T, flags []string, damage func(key string) erro
 	c := cluster.NewEmbedded(t)
 	c.Start(cluster.Options{}, "one")[0].Terminate()
 	key := filepath.Join(c.CertDir, "ca.key")
-	if err := damage(key); err != nil {
-		t.Fatal(err)
-	}
+	must(t, damage(key))
 	refused(t, append(flags, "--cert-dir", c.CertDir), key, "restore it", "--cert-dir")
 }
 
@@ -119,12 +117,8 @@ func refusesCorrupt(t *testing.T, flags []string, pattern string, damage func(co
 	}
 	for _, file := range files {
 		content, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, damage(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
+		must(t, os.WriteFile(file, damage(content), 0o600))
 	}
 	refused(t, append(flags, "--data-dir", dir), dir, "backup")
 }

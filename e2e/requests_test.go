@@ -14,25 +14,17 @@ import (
 func request(t *testing.T, config *rest.Config, path, accept string) (status int, body string) {
 	t.Helper()
 	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, config.Host+path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if accept != "" {
 		r.Header.Set("Accept", accept)
 	}
 	response, err := client.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = response.Body.Close() }()
 	raw, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return response.StatusCode, string(raw)
 }
 
@@ -63,9 +55,7 @@ func discovered(t *testing.T, s *cluster.Server) map[string]bool {
 	}
 	resources := map[string]bool{}
 	for _, path := range []string{"/api", "/apis"} {
-		if err := json.Unmarshal([]byte(fetch(t, s, path, aggregatedDiscovery)), &groups); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal([]byte(fetch(t, s, path, aggregatedDiscovery)), &groups))
 		for _, group := range groups.Items {
 			for _, version := range group.Versions {
 				for _, r := range version.Resources {

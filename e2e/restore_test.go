@@ -61,9 +61,7 @@ func TestRestore(t *testing.T) {
 	waitBuried(t, restored...)
 	fresh := createConfigMap(ctx, t, restored[1], "fresh")
 	revision, err := etcd.Raw.Get(ctx, "revision")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if revision.Header.Revision <= last {
 		t.Errorf("%s was written by revision %d, not after %d, the last one before the restore", fresh.Name, revision.Header.Revision, last)
 	}
@@ -88,9 +86,7 @@ func TestRestoreUnder(t *testing.T) {
 	}
 	etcd.Kill()
 	data := filepath.Join(dir, embedded.EtcdDirName)
-	if err := os.RemoveAll(data); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.RemoveAll(data))
 	restore(t, backup, data, 0)
 	etcd.Start()
 	etcd.WaitReady()
@@ -144,29 +140,21 @@ func createConfigMap(ctx context.Context, t *testing.T, s *cluster.Server, name 
 	t.Helper()
 	created, err := s.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx,
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"a": "b"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return created
 }
 
 func saveBackup(ctx context.Context, t *testing.T, raw *clientv3.Client) string {
 	t.Helper()
 	from, err := raw.Snapshot(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	path := filepath.Join(t.TempDir(), "backup")
 	to, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if _, err := io.Copy(to, from); err != nil {
 		t.Fatal(err)
 	}
-	if err := to.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, to.Close())
 	return path
 }
 
@@ -178,7 +166,5 @@ func restore(t *testing.T, backup, dir string, bump uint64) {
 		PeerURLs: []string{peer}, InitialCluster: "concord=" + peer,
 		RevisionBump: bump, MarkCompacted: bump > 0,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }

@@ -224,9 +224,7 @@ func testAPIRotation(t *testing.T) {
 func (e *encrypted) wantOnly(m *migrationv1alpha1.StorageVersionMigration) {
 	e.t.Helper()
 	var list migrationv1alpha1.StorageVersionMigrationList
-	if err := e.servers[0].Objects().List(e.t.Context(), &list); err != nil {
-		e.t.Fatal(err)
-	}
+	must(e.t, e.servers[0].Objects().List(e.t.Context(), &list))
 	for i := range list.Items {
 		other := &list.Items[i]
 		if other.UID != m.UID && migrationv1alpha1.Resource(other) == secrets && migrationv1alpha1.TargetOf(other) == migrationv1alpha1.TargetOf(m) {

@@ -103,9 +103,7 @@ func waitConditions(t *testing.T, s *cluster.Server, agree, allowed metav1.Condi
 func skewEvents(t *testing.T, s *cluster.Server) (found []string) {
 	t.Helper()
 	list, err := s.Kube().CoreV1().Events(metav1.NamespaceDefault).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=ClusterVersion"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, e := range list.Items {
 		found = append(found, fmt.Sprintf("%s %s: %s", e.Type, e.Reason, e.Message))
 	}
@@ -139,9 +137,7 @@ func wantLease(t *testing.T, s *cluster.Server, binary, emulation, minCompatibil
 	t.Helper()
 	id, _ := s.ID()
 	lease, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(t.Context(), string(id), metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for annotation, want := range map[string]string{
 		storageversion.BinaryVersionAnnotation:           binary,
 		storageversion.EmulationVersionAnnotation:        emulation,

@@ -49,9 +49,7 @@ func TestStockServersLease(t *testing.T) {
 		return nil
 	})
 	sv := &v1alpha1.StorageVersion{}
-	if err := s.Objects().Get(ctx, client.ObjectKey{Name: storageversion.Name(configMaps)}, sv); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Objects().Get(ctx, client.ObjectKey{Name: storageversion.Name(configMaps)}, sv))
 	told := storageversion.WaitsFor(sv)
 	if !strings.HasPrefix(told, "1 server does not report what it encodes: "+stock+" (kube-apiserver without Concord") || !strings.HasSuffix(told, "kubectl delete lease -n kube-system "+stock) {
 		t.Errorf("the StorageVersion says %q", told)
@@ -59,9 +57,7 @@ func TestStockServersLease(t *testing.T) {
 
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "mine"}}
 	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Version: "v1", Resource: "configmaps"}
-	if err := s.Objects().Create(ctx, m); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Objects().Create(ctx, m))
 	cluster.Eventually(t, time.Minute, "what waits says for whom", func(ctx context.Context) error {
 		state := &migrationv1alpha1.StorageState{}
 		if err := s.Objects().Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(configMaps)}, state); err != nil {
@@ -80,9 +76,7 @@ func TestStockServersLease(t *testing.T) {
 		return err
 	})
 
-	if err := leases.Delete(ctx, stock, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, leases.Delete(ctx, stock, metav1.DeleteOptions{}))
 	cluster.Eventually(t, 90*time.Second, "the migration succeeds", func(ctx context.Context) error {
 		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil && !apierrors.IsNotFound(err) {
 			return err

@@ -36,14 +36,10 @@ func stopsSoon(t *testing.T, servers []string) {
 	s := c.Start(cluster.Options{}, "one")[0]
 	c.Start(cluster.Options{}, servers[1:]...)
 	watch, err := s.Kube().CoreV1().ConfigMaps("").Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer watch.Stop()
 	mute, err := net.Dial("tcp", strings.TrimPrefix(s.URL(), "https://"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = mute.Close() }()
 	// The test's own client is none of a server.
 	if err := c.Raw.Close(); err != nil {
@@ -77,9 +73,7 @@ func testElectionsGivenUp(t *testing.T) {
 	})
 	next := c.Start(cluster.Options{}, "two")[0]
 	watch, err := next.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer watch.Stop()
 	elected.Terminate()
 	kept, deadline := sets.New(locks...), time.After(time.Minute)

@@ -91,9 +91,7 @@ const storyObjects = 200
 func (s *story) fill(prefix string, server *cluster.Server) {
 	s.t.Helper()
 	for _, r := range s.resources {
-		if err := load.Fill(s.t.Context(), load.Endpoint{Name: server.Name, Client: server.Dynamic()}, r, prefix, storyObjects); err != nil {
-			s.t.Fatal(err)
-		}
+		must(s.t, load.Fill(s.t.Context(), load.Endpoint{Name: server.Name, Client: server.Dynamic()}, r, prefix, storyObjects))
 		s.made[r.GroupResource()] += storyObjects
 	}
 }

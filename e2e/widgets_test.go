@@ -58,9 +58,7 @@ func createWidgets(t *testing.T, storage string, servers ...*cluster.Server) {
 // createCRD makes a CRD whose versions are v1 and v2 and waits until every server serves it.
 func createCRD(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition, servers ...*cluster.Server) {
 	t.Helper()
-	if err := servers[0].Objects().Create(t.Context(), crd); err != nil {
-		t.Fatal(err)
-	}
+	must(t, servers[0].Objects().Create(t.Context(), crd))
 	for _, s := range servers {
 		cluster.Eventually(t, time.Minute, s.Name+" serves the custom resource", func(ctx context.Context) error {
 			_, err := s.Dynamic().Resource(schema.ParseGroupResource(crd.Name).WithVersion("v2")).List(ctx, metav1.ListOptions{Limit: 1})
@@ -78,17 +76,13 @@ func storeWidgetsIn(t *testing.T, s *cluster.Server, version string) {
 // storeIn changes the storage version of a custom resource.
 func storeIn(t *testing.T, s *cluster.Server, gr schema.GroupResource, version string) {
 	t.Helper()
-	if err := cluster.ChangeDefinition(t.Context(), s.Objects(), gr.String(), cluster.Store(version)); err != nil {
-		t.Fatal(err)
-	}
+	must(t, cluster.ChangeDefinition(t.Context(), s.Objects(), gr.String(), cluster.Store(version)))
 }
 
 // fill creates n objects of the resource through a server.
 func fill(t *testing.T, s *cluster.Server, resource load.Resource, n int) {
 	t.Helper()
-	if err := load.Fill(t.Context(), load.Endpoint{Name: s.Name, Client: s.Dynamic()}, resource, "fill", n); err != nil {
-		t.Fatal(err)
-	}
+	must(t, load.Fill(t.Context(), load.Endpoint{Name: s.Name, Client: s.Dynamic()}, resource, "fill", n))
 }
 
 // wantEncoding fails unless all stored objects of the resource, and at least so many, are

@@ -38,9 +38,7 @@ func stoppedDatabase(t *testing.T) []byte {
 		must(t, err)
 	}
 	var size int64 // of the part in use; bbolt makes files larger
-	if err := db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }); err != nil {
-		t.Fatal(err)
-	}
+	must(t, db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }))
 	must(t, db.Close())
 	content, err := os.ReadFile(file)
 	must(t, err)

@@ -126,18 +126,14 @@ func policy(t testing.TB, w *beside.Widgets) {
 			Validations:      []admissionregistrationv1.Validation{{Expression: "!(" + isBad + ")", Message: "this one stays as it is"}},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = api.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionregistrationv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: w.Plural},
 		Spec: admissionregistrationv1.ValidatingAdmissionPolicyBindingSpec{
 			PolicyName: w.Plural, ValidationActions: []admissionregistrationv1.ValidationAction{admissionregistrationv1.Deny},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // webhook has updates of the bad one sent to a URL.
@@ -152,9 +148,7 @@ func webhook(t testing.TB, w *beside.Widgets, url string, bundle []byte) {
 			MatchConditions: []admissionregistrationv1.MatchCondition{{Name: "bad", Expression: isBad}},
 		}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 func refusingWebhook(t testing.TB, w *beside.Widgets) {
@@ -281,9 +275,7 @@ func forget(w *beside.Widgets) error {
 // out of them, v1 still cannot be taken out of the versions, and it is put back.
 func testWithoutOneGuard(t *testing.T, w *beside.Widgets) {
 	err := w.Server.Kube().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), "concord-stored-versions", metav1.DeleteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	beside.Eventually(t, beside.Patience, "the guard of versions refuses", func(context.Context) error {
 		if err := forget(w); err != nil {
 			return err

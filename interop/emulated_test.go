@@ -51,9 +51,7 @@ func TestEmulated(t *testing.T) {
 	})
 	t.Logf("stored in different versions: %v", differ)
 	list := &migrationv1alpha1.StorageVersionMigrationList{}
-	if err := a.Objects().List(t.Context(), list); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.Objects().List(t.Context(), list))
 	for i := range list.Items {
 		if name := migrationv1alpha1.StateName(migrationv1alpha1.Resource(&list.Items[i])); slices.Contains(differ, name) {
 			t.Errorf("%s is migrated, on which nothing is agreed", name)

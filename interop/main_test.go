@@ -166,9 +166,7 @@ func guarded(t testing.TB, c *beside.Cluster) *beside.APIServer {
 	t.Helper()
 	a := c.APIServer("a")
 	objects, err := beside.Manifests("../deploy/install/controllers-and-guards.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a.Install(objects)
 	return a
 }
@@ -192,9 +190,7 @@ const (
 func controllerManager(t testing.TB, a *beside.APIServer, flags ...string) *cluster.Process {
 	t.Helper()
 	kubeconfig, err := a.Access(beside.AdminToken).Kubeconfig("kube-controller-manager")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	path := program(t, "kube-controller-manager")
 	port := cluster.FreePort(t)
 	p := cluster.NewProcess(t, "kube-controller-manager", a.Cluster.Dir, func() *exec.Cmd {
@@ -204,4 +200,12 @@ func controllerManager(t testing.TB, a *beside.APIServer, flags ...string) *clus
 	})
 	p.Start()
 	return p
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

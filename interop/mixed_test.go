@@ -104,9 +104,7 @@ func mutatingPolicy(name string) *admissionregistrationv1.MutatingAdmissionPolic
 func (r *roll) policies() map[string]int {
 	r.t.Helper()
 	values, err := r.Values(r.t.Context(), beside.Registry+policies.under, 0)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	must(r.t, err)
 	found := map[string]int{}
 	for _, value := range values {
 		encoding, _, _ := migratestore.Envelope([]byte(value))
@@ -311,9 +309,7 @@ func (r *roll) back(ours []*beside.APIServer) {
 func listable(t testing.TB, s *beside.APIServer) (all []schema.GroupVersionResource) {
 	t.Helper()
 	groups, err := s.Kube().Discovery().ServerPreferredResources()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	found, err := discovery.GroupVersionResources(discovery.FilteredBy(discovery.SupportsAllVerbs{Verbs: []string{"list"}}, groups))
 	if err != nil || len(found) < 50 {
 		t.Fatalf("%d resources, %v", len(found), err)

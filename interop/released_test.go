@@ -101,13 +101,9 @@ func (r released) file(t testing.TB, f definitionFile) *apiextensionsv1.CustomRe
 		t.Fatalf("download %s %s: %v, %s", r.module, f.version, err, downloaded.Error)
 	}
 	content, err := os.ReadFile(filepath.Join(downloaded.Dir, f.path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	crd := &apiextensionsv1.CustomResourceDefinition{}
-	if err := yaml.Unmarshal(content, crd); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal(content, crd))
 	crd.Status = apiextensionsv1.CustomResourceDefinitionStatus{}
 	return crd
 }
@@ -123,9 +119,7 @@ func (u *upgraded) in(version string) schema.GroupVersionResource {
 func (u *upgraded) prepare(t *testing.T) {
 	t.Helper()
 	u.crd = u.file(t, u.older)
-	if err := u.server.Objects().Create(t.Context(), u.crd.DeepCopy()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, u.server.Objects().Create(t.Context(), u.crd.DeepCopy()))
 	for i := range releasedObjects {
 		object := &unstructured.Unstructured{Object: map[string]any{"metadata": map[string]any{"name": fmt.Sprintf("o%02d", i)}}}
 		object.SetGroupVersionKind(u.in(u.stored[0]).GroupVersion().WithKind(u.crd.Spec.Names.Kind))
@@ -149,9 +143,7 @@ func (u *upgraded) prepare(t *testing.T) {
 func (u *upgraded) wanted(t *testing.T) map[string]any {
 	t.Helper()
 	var spec map[string]any
-	if err := yaml.Unmarshal([]byte(u.spec), &spec); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.Unmarshal([]byte(u.spec), &spec))
 	return spec
 }
 

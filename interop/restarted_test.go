@@ -79,9 +79,7 @@ func TestRestarted(t *testing.T) {
 func holders(t testing.TB, s *beside.APIServer) map[string]string {
 	t.Helper()
 	list, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: storageversion.Identities.String()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	all := map[string]string{}
 	for _, lease := range list.Items {
 		all[lease.Name] = ptr.Deref(lease.Spec.HolderIdentity, "")

@@ -42,9 +42,7 @@ func TestTakeOver(t *testing.T) {
 	a := c.APIServer("a")
 	for _, file := range []string{"storage_migration_crd", "storage_state_crd"} {
 		definitions, err := beside.Manifests("testdata/kube-storage-version-migrator/" + file + ".yaml")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		a.Install(definitions)
 	}
 	condition := func(kind string) []any {
@@ -77,9 +75,7 @@ func TestTakeOver(t *testing.T) {
 	for _, l := range all {
 		l.AwaitPruned(objects)
 		m := &migrationv1alpha1.StorageVersionMigration{}
-		if err := a.Objects().Get(t.Context(), client.ObjectKey{Name: l.Plural}, m); err != nil {
-			t.Fatal(err)
-		}
+		must(t, a.Objects().Get(t.Context(), client.ObjectKey{Name: l.Plural}, m))
 		conditions := m.Status.Conditions
 		if !slices.ContainsFunc(conditions, func(c migrationv1alpha1.MigrationCondition) bool {
 			return c.Type == l.want && c.Status == "True" && c.Reason == l.reason
@@ -123,9 +119,7 @@ func (l *left) put(t testing.TB, resource, kind, name string, spec, status map[s
 		"apiVersion": migrationv1alpha1.SchemeGroupVersion.String(), "kind": kind, "metadata": map[string]any{"name": name}, "spec": spec,
 	}}
 	o, err := objects.Create(t.Context(), o, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	o.Object["status"] = status
 	if _, err := objects.UpdateStatus(t.Context(), o, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)

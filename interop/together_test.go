@@ -58,9 +58,7 @@ func judge(t testing.TB, w *beside.Widgets) (wait func() int) {
 	t.Helper()
 	changes, err := w.Server.Objects().Watch(t.Context(), &apiextensionsv1.CustomResourceDefinitionList{},
 		&client.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", w.Name())})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(changes.Stop)
 	done := make(chan int, 1)
 	go func() {

@@ -42,9 +42,7 @@ func BenchmarkStatusOfServer(b *testing.B) {
 	for i := range definitions {
 		creating.Go(func() error { return server.Objects().Create(b.Context(), definition(fmt.Sprintf("things%d", i))) })
 	}
-	if err := creating.Wait(); err != nil {
-		b.Fatal(err)
-	}
+	must(b, creating.Wait())
 	run := func(args ...string) []byte {
 		out, err := exec.Command(program, append(args, "--kubeconfig", server.Kubeconfig())...).Output()
 		if err != nil {
@@ -121,9 +119,7 @@ func BenchmarkStatus(b *testing.B) {
 			list["kind"], list["apiVersion"] = "PartialObjectMetadataList", "meta.k8s.io/v1"
 		}
 		answer, err := json.Marshal(list)
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/json")
 			_, _ = w.Write(answer) // the client is gone
@@ -136,19 +132,13 @@ func BenchmarkStatus(b *testing.B) {
 	config.Contexts["c"] = &clientcmdapi.Context{Cluster: "c"}
 	config.CurrentContext = "c"
 	file := filepath.Join(b.TempDir(), "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, file); err != nil {
-		b.Fatal(err)
-	}
+	must(b, clientcmd.WriteToFile(*config, file))
 	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: file}
 	c, err := (&plugin{flags: clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil)}).cluster()
-	if err != nil {
-		b.Fatal(err)
-	}
+	must(b, err)
 	for b.Loop() {
 		o, err := c.glance(b.Context())
-		if err != nil {
-			b.Fatal(err)
-		}
+		must(b, err)
 		if now := status.Of(o); now.Counts.Settled != definitions || now.Text(status.Style{Width: 80}) == "" {
 			b.Fatalf("it shows %+v", now.Counts)
 		}

@@ -199,9 +199,7 @@ func TestWatchesLeases(t *testing.T) {
 		for _, want := range test.reads {
 			reads = 0
 			o, err := c.glance(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			c.watchLeases(t.Context(), &o)
 			seen := o.Renewals["apiserver-a"]
 			if unrenewed := seen.For.Duration > time.Second && !seen.Renewed; unrenewed == test.renews || o.Doubt() > 0 || reads != want {

@@ -52,9 +52,7 @@ func statusOf(t *testing.T, address string, stderr io.Writer) error {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")
 	config := `{"apiVersion": "v1", "kind": "Config", "clusters": [{"name": "c", "cluster": {"server": "` + address + `"}}], "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], "current-context": "c", "users": [{"name": "u", "user": {}}]}`
-	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(file, []byte(config), 0o600))
 	cmd := newCommand()
 	cmd.SetOut(io.Discard)
 	cmd.SetErr(stderr)

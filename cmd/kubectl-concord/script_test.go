@@ -35,9 +35,7 @@ func buildPlugin(t testing.TB) string {
 func TestSize(t *testing.T) {
 	file := buildPlugin(t)
 	info, err := os.Stat(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	best := time.Hour
 	for range 5 {
 		began := time.Now()

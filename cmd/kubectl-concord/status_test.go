@@ -40,9 +40,7 @@ func TestDraw(t *testing.T) {
 		var out strings.Builder
 		var last string
 		for _, text := range []string{"a\n", "b\n", "b\n", "a\n"} {
-			if err := draw(&out, text, &last, test.watch, test.tty); err != nil {
-				t.Fatal(err)
-			}
+			must(t, draw(&out, text, &last, test.watch, test.tty))
 		}
 		if out.String() != test.want {
 			t.Errorf("%s: %q, not %q", name, out.String(), test.want)
@@ -59,9 +57,7 @@ func kubeconfigOf(t *testing.T, server string) string {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	text := fmt.Sprintf("{clusters: [{name: a, cluster: {server: %q}}], contexts: [{name: a, context: {cluster: a}}], current-context: a}", server)
-	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(kubeconfig, []byte(text), 0o600))
 	return kubeconfig
 }
 
@@ -96,9 +92,7 @@ func TestReaderGone(t *testing.T) {
 	api := httptest.NewServer(http.NotFoundHandler())
 	defer api.Close()
 	reader, out, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = out.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -190,13 +184,9 @@ func TestNobodyLooks(t *testing.T) {
 // status is made of.
 func TestReaders(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/controllers/base/readers.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	var role rbacv1.ClusterRole
-	if err := yaml.UnmarshalStrict(text, &role); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict(text, &role))
 	if !strings.Contains(refusals(map[string]error{"": nil})[0], role.Name) || role.Labels["rbac.authorization.k8s.io/aggregate-to-view"] != "true" {
 		t.Errorf("the role is %s, with the labels %v", role.Name, role.Labels)
 	}

@@ -163,9 +163,7 @@ func TestPlanOf(t *testing.T) {
 		o := observed(nil, false, "v1", "v2", "v3")
 		o.CRDs[0].Status.StoredVersions = stored
 		raw, err := json.Marshal(past)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		o.States = []migrationv1alpha1.StorageState{{ObjectMeta: metav1.ObjectMeta{Name: migrationv1alpha1.StateName(widgets), Annotations: map[string]string{migrationv1alpha1.HistoryAnnotation: string(raw)}}}}
 		return o
 	}
@@ -253,5 +251,13 @@ func TestChosen(t *testing.T) {
 	}
 	if _, err := chosen(nil, []string{"recs"}); err == nil || !strings.Contains(err.Error(), "nothing at all is under --etcd-prefix") {
 		t.Errorf("of an empty etcd: %v", err)
+	}
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

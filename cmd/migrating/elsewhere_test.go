@@ -46,9 +46,7 @@ func TestEstimateElsewhere(t *testing.T) {
 			}
 		}
 		raw, err := json.Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if !strings.Contains(string(raw), `"bytes":null,"rewrite":null,"encodings":[],"expectedSeconds":null,"objectsPerSecond":null,"basis":"unknown"`) {
 			t.Errorf("%s: JSON %s", name, raw)
 		}

@@ -39,9 +39,7 @@ func (s *terminal) Write(p []byte) (int, error) {
 	text := string(p)
 	if up := upAndErase.FindStringSubmatch(text); up != nil {
 		n, err := strconv.Atoi(up[1])
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		must(s.t, err)
 		s.lines = s.lines[:max(s.gone, len(s.lines)-n)]
 		text = text[len(up[0]):]
 	}
@@ -80,9 +78,7 @@ func TestLook(t *testing.T) {
 			}
 			return test.answer
 		}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		a := &asked{resource: schema.GroupResource{Resource: "secrets"}, migration: m}
 		if err := look(t.Context(), cluster, []*asked{a}); (err != nil) != test.fails || a.deleted != test.deleted {
 			t.Errorf("%s: deleted %v, %v", name, a.deleted, err)
@@ -99,9 +95,7 @@ func TestLookWaits(t *testing.T) {
 		}
 		return nil
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a := &asked{resource: schema.GroupResource{Resource: "secrets"}, migration: m}
 	for _, step := range []struct{ why, want string }{
 		{"x does not report", "secrets: waiting: x does not report"},

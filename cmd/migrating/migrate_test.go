@@ -186,13 +186,9 @@ func TestNobodyLooks(t *testing.T) {
 	missing, err := newFake(interceptor.Funcs{List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
 		return apierrors.NewNotFound(schema.GroupResource{Group: "migration.k8s.io", Resource: "storagestates"}, "")
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	empty, err := newFake(interceptor.Funcs{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for name, cluster := range map[string]client.Client{"without the definition": missing, "without states": empty} {
 		if _, err := (&migrateOptions{}).resources(t.Context(), nil, cluster, []string{"deployments"}); err == nil || err.Error() != NobodyLooks {
 			t.Errorf("%s: %v", name, err)
@@ -210,9 +206,7 @@ func TestReportedOnly(t *testing.T) {
 		}
 		return c.List(ctx, list, options...)
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	state := &migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: "configmaps"}}
 	state.Spec.Resource = migrationv1alpha1.GroupResource{Resource: "configmaps"}
 	flunders := schema.GroupResource{Group: "wardle.example.com", Resource: "flunders"}
@@ -220,9 +214,7 @@ func TestReportedOnly(t *testing.T) {
 	version.Status.StorageVersions = []apiserverinternalv1alpha1.ServerStorageVersion{{APIServerID: "a", EncodingVersion: "wardle.example.com/v1alpha1"}}
 	vacant := &apiserverinternalv1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: "wardle.example.com.fischers"}}
 	for _, object := range []client.Object{state, version, vacant} {
-		if err := cluster.Create(t.Context(), object); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cluster.Create(t.Context(), object))
 	}
 	all := &migrateOptions{all: true}
 	if got, err := (&migrateOptions{}).resources(t.Context(), nil, cluster, []string{"flunders"}); err != nil || len(got) != 1 || got[0] != flunders {
@@ -246,23 +238,25 @@ func TestMayNotTidy(t *testing.T) {
 		}
 		return c.Delete(ctx, o, options...)
 	}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	gr := schema.GroupResource{Resource: "configmaps"}
 	for _, left := range []int{1, 2, 1} {
 		a, err := (&migrateOptions{}).create(t.Context(), cluster, gr, "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		var all migrationv1alpha1.StorageVersionMigrationList
 		if err := cluster.List(t.Context(), &all); err != nil || len(all.Items) != left {
 			t.Errorf("%d migrations, %v; want %d", len(all.Items), err, left)
 		}
 		migrationv1alpha1.SetCondition(a.migration, migrationv1alpha1.MigrationSucceeded, "", "", metav1.Now())
-		if err := cluster.Update(t.Context(), a.migration); err != nil {
-			t.Fatal(err)
-		}
+		must(t, cluster.Update(t.Context(), a.migration))
 		refuse = left == 1
+	}
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

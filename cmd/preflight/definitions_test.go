@@ -33,9 +33,7 @@ spec:
 func asJSON(t *testing.T, manifest string) string {
 	t.Helper()
 	text, err := yaml.YAMLToJSON([]byte(manifest))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return string(text)
 }
 
@@ -150,12 +148,8 @@ func TestChart(t *testing.T) {
 			dir := t.TempDir()
 			for _, f := range txtar.Parse([]byte(test.files)).Files {
 				file := filepath.Join(dir, f.Name)
-				if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(file, f.Data, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must(t, os.MkdirAll(filepath.Dir(file), 0o700))
+				must(t, os.WriteFile(file, f.Data, 0o600))
 			}
 			wantChart(t, dir, test.found, test.err)
 		})
@@ -173,13 +167,9 @@ func TestChart(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantChart(t, link, 1, "")
-		if err := errors.Join(os.Symlink(crds, filepath.Join(dir, "docs")), os.Symlink("nowhere", filepath.Join(dir, "LICENSE"))); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.Symlink(crds, filepath.Join(dir, "docs")), os.Symlink("nowhere", filepath.Join(dir, "LICENSE"))))
 		wantChart(t, dir, 1, "")
-		if err := os.Symlink("nowhere", filepath.Join(dir, "templates")); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.Symlink("nowhere", filepath.Join(dir, "templates")))
 		wantChart(t, dir, 0, "no such file")
 	})
 }

@@ -61,9 +61,7 @@ func TestRules(t *testing.T) {
 		{services, "1.35", `metadata: {name: first}`, ""},
 	} {
 		var object map[string]any
-		if err := yaml.Unmarshal([]byte(c.object), &object); err != nil {
-			t.Fatal(err)
-		}
+		must(t, yaml.Unmarshal([]byte(c.object), &object))
 		r := rulesOf(version.MustParse(c.release), version.MustParse(c.release))
 		if got := strings.Join(r.of(c.gvr, object), ", "); !strings.Contains(got, c.want) || (c.want == "") != (got == "") {
 			t.Errorf("%s of %s: %q, want %q", c.gvr.Resource, c.object, got, c.want)
@@ -100,9 +98,7 @@ func TestWarnings(t *testing.T) {
 	defer server.Close()
 	v := version.MustParse("1.35")
 	objects, err := dynamic.NewForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	world := &World{List: func(ctx context.Context, gvr schema.GroupVersionResource, visit func(*unstructured.Unstructured)) error {
 		return listIn(ctx, objects, gvr, visit)
 	}}

@@ -37,9 +37,7 @@ func ask(t *testing.T, world World, args ...string) (a asked) {
 	a.err = cmd.ExecuteContext(t.Context())
 	var coded verdict.Error
 	if out.Len() > 0 {
-		if err := json.Unmarshal(out.Bytes(), &a); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(out.Bytes(), &a))
 	}
 	switch {
 	case errors.As(a.err, &coded):
@@ -56,9 +54,7 @@ func written(t *testing.T, files map[string]string) (dir string) {
 	dir = t.TempDir()
 	for name, text := range files {
 		file := filepath.Join(dir, name)
-		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		must(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, []byte(text), 0o600)))
 	}
 	return dir
 }
@@ -134,5 +130,13 @@ func TestSeveral(t *testing.T) {
 	}
 	if got := ask(t, world, "--crd", filepath.Join(dir, "gears.yaml"), "--crd", "none.yaml"); got.code != 1 || got.Verdict != "" || !strings.Contains(got.err.Error(), "open none.yaml") {
 		t.Errorf("a file that is not there: exit %d of %+v: %v", got.code, got.Resources, got.err)
+	}
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

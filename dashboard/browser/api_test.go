@@ -95,9 +95,7 @@ func (a *api) config() *rest.Config {
 func (a *api) put(t testing.TB, path string, obj any) {
 	t.Helper()
 	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.revision++
@@ -174,15 +172,11 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request) {
 func story(t testing.TB, name string) status.Observed {
 	t.Helper()
 	text, err := os.ReadFile("../../status/testdata/" + name + ".txtar")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, f := range txtar.Parse(text).Files {
 		if f.Name == "observed.yaml" {
 			var o status.Observed
-			if err := yaml.UnmarshalStrict(f.Data, &o); err != nil {
-				t.Fatal(err)
-			}
+			must(t, yaml.UnmarshalStrict(f.Data, &o))
 			return o
 		}
 	}
@@ -202,9 +196,7 @@ func many(t testing.TB, n int) status.Observed {
 		fmt.Fprintf(&text, "- metadata: {name: %s, namespace: kube-system, creationTimestamp: '2026-11-24T10:00:00Z', labels: {apiserver.kubernetes.io/identity: kube-apiserver}, annotations: {concord.dev/binary-version: '1.37', concord.dev/emulation-version: '1.37', concord.dev/min-compatibility-version: '1.36', concord.dev/reported: 'true'}}\n  spec: {holderIdentity: %s, leaseDurationSeconds: 15, renewTime: '2026-11-24T10:04:57.000000Z'}\n", id, id)
 	}
 	var o status.Observed
-	if err := yaml.UnmarshalStrict([]byte(text.String()), &o); err != nil {
-		t.Fatal(err)
-	}
+	must(t, yaml.UnmarshalStrict([]byte(text.String()), &o))
 	for i := range n {
 		gr := fmt.Sprintf("things%05d.group%03d.example.com", i, i%100)
 		o.StorageVersions = append(o.StorageVersions, versionOf(gr, "v1", servers...))

@@ -56,9 +56,7 @@ func chromium(t *testing.T) *rod.Browser {
 	}
 	l := launcher.New().Bin(program).NoSandbox(true).Leakless(false).Headless(true).UserDataDir(t.TempDir()).Set("disable-gpu").Set("disable-dev-shm-usage")
 	url, err := l.Launch()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b := rod.New().ControlURL(url)
 	if err := b.Connect(); err != nil {
 		l.Kill()
@@ -85,13 +83,9 @@ type site struct {
 func serve(t *testing.T, config *rest.Config) *site {
 	t.Helper()
 	pages, err := dashboard.New(t.Context(), dashboard.Config{Cluster: config, Of: "https://example.test:6443", Lifecycles: verdict.Lifecycles})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s := &site{t: t, pages: pages, local: dashboard.NewLocal(pages, listener.Addr()), at: listener.Addr().String()}
 	s.start(listener)
 	t.Cleanup(s.stop)
@@ -109,9 +103,7 @@ func (s *site) stop() { _ = s.http.Close() }
 func (s *site) comeBack() {
 	s.t.Helper()
 	listener, err := net.Listen("tcp", s.at)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	s.start(listener)
 }
 
@@ -130,9 +122,7 @@ type look struct {
 func open(t *testing.T, b *rod.Browser, url string, l look) *view {
 	t.Helper()
 	p, err := b.Page(proto.TargetCreateTarget{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	v := &view{p.Timeout(10 * time.Minute), t}
 	v.as(l)
 	if _, err := v.EvalOnNewDocument(`window.tasks = []; window.broken = [];
@@ -142,9 +132,7 @@ func open(t *testing.T, b *rod.Browser, url string, l look) *view {
 		addEventListener('securitypolicyviolation', (e) => window.broken.push('policy ' + e.violatedDirective + ' ' + e.blockedURI));`); err != nil {
 		t.Fatal(err)
 	}
-	if err := v.Navigate(url); err != nil {
-		t.Fatal(err)
-	}
+	must(t, v.Navigate(url))
 	t.Cleanup(func() {
 		if broken := v.strings(`() => window.broken`); len(broken) > 0 {
 			t.Errorf("errors in the page: %q", broken)
@@ -161,12 +149,8 @@ func (v *view) as(l look) {
 	if l.dark {
 		scheme = "dark"
 	}
-	if err := (proto.EmulationSetEmulatedMedia{Features: []*proto.EmulationMediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}).Call(v); err != nil {
-		v.t.Fatal(err)
-	}
-	if err := (proto.EmulationSetDeviceMetricsOverride{Width: l.width, Height: l.height, DeviceScaleFactor: 1}).Call(v); err != nil {
-		v.t.Fatal(err)
-	}
+	must(v.t, (proto.EmulationSetEmulatedMedia{Features: []*proto.EmulationMediaFeature{{Name: "prefers-color-scheme", Value: scheme}}}).Call(v))
+	must(v.t, (proto.EmulationSetDeviceMetricsOverride{Width: l.width, Height: l.height, DeviceScaleFactor: 1}).Call(v))
 }
 
 // eval evaluates a JavaScript function into the variable that into points to.
@@ -234,14 +218,10 @@ func (v *view) traced() (done func() []float64) {
 	err := proto.TracingStart{TransferMode: proto.TracingStartTransferModeReportEvents, TraceConfig: &proto.TracingTraceConfig{
 		IncludedCategories: []string{"disabled-by-default-devtools.timeline", "__metadata"}, ExcludedCategories: []string{"*"},
 	}}.Call(v)
-	if err != nil {
-		v.t.Fatal(err)
-	}
+	must(v.t, err)
 	return func() (took []float64) {
 		v.t.Helper()
-		if err := (proto.TracingEnd{}).Call(v); err != nil {
-			v.t.Fatal(err)
-		}
+		must(v.t, (proto.TracingEnd{}).Call(v))
 		wait()
 		main := map[[2]int64]bool{}
 		for _, e := range all {
@@ -284,21 +264,15 @@ func (v *view) screenshot(name string) {
 		return
 	}
 	picture, err := v.Screenshot(false, &proto.PageCaptureScreenshot{Format: proto.PageCaptureScreenshotFormatPng})
-	if err != nil {
-		v.t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(*screenshots, name), paletted(v.t, picture), 0o600); err != nil {
-		v.t.Fatal(err)
-	}
+	must(v.t, err)
+	must(v.t, os.WriteFile(filepath.Join(*screenshots, name), paletted(v.t, picture), 0o600))
 }
 
 // paletted is a picture in its 256 most frequent colours, which is a third of the size.
 func paletted(t *testing.T, text []byte) []byte {
 	t.Helper()
 	full, err := png.Decode(bytes.NewReader(text))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	often, bounds := map[color.Color]int{}, full.Bounds()
 	for y := bounds.Min.Y; y < bounds.Max.Y; y++ {
 		for x := bounds.Min.X; x < bounds.Max.X; x++ {
@@ -317,8 +291,6 @@ func paletted(t *testing.T, text []byte) []byte {
 		}
 	}
 	var out bytes.Buffer
-	if err := (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&out, small); err != nil {
-		t.Fatal(err)
-	}
+	must(t, (&png.Encoder{CompressionLevel: png.BestCompression}).Encode(&out, small))
 	return out.Bytes()
 }

@@ -27,9 +27,7 @@ var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 
 func create(t *testing.T, s *e2e.Server, n int) {
 	t.Helper()
-	if err := s.Objects().Create(t.Context(), e2e.Definition(widgets, "v1")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Objects().Create(t.Context(), e2e.Definition(widgets, "v1")))
 	api := s.Dynamic().Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
 	e2e.Eventually(t, patience, "widgets are served", func(ctx context.Context) error {
 		_, err := api.List(ctx, metav1.ListOptions{})
@@ -52,9 +50,7 @@ func create(t *testing.T, s *e2e.Server, n int) {
 
 func flip(t *testing.T, s *e2e.Server) {
 	t.Helper()
-	if err := e2e.ChangeDefinition(t.Context(), s.Objects(), widgets.String(), e2e.Store("v2")); err != nil {
-		t.Fatal(err)
-	}
+	must(t, e2e.ChangeDefinition(t.Context(), s.Objects(), widgets.String(), e2e.Store("v2")))
 }
 
 // asReported compares the rows in sight with what StorageVersions say.
@@ -154,9 +150,7 @@ func TestMigration(t *testing.T) {
 		}
 		last = share
 		var m migrationv1alpha1.StorageVersionMigrationList
-		if err := servers[0].Objects().List(t.Context(), &m); err != nil {
-			t.Fatal(err)
-		}
+		must(t, servers[0].Objects().List(t.Context(), &m))
 		for i := range m.Items {
 			if p := m.Items[i].Status.Progress; migrationv1alpha1.Resource(&m.Items[i]) == widgets && !migrationv1alpha1.Final(&m.Items[i]) && p != nil && p.Total > 0 && share < 1 && share > float64(p.Done+p.Failed)/float64(p.Total) {
 				t.Fatalf("the bar is at %v, and the migration, which was looked at later, at %+v", share, p)
@@ -216,17 +210,11 @@ func TestRoll(t *testing.T) {
 func get(t *testing.T, config *rest.Config, path string) int {
 	t.Helper()
 	c, err := rest.HTTPClientFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(config.Host, "/")+path, http.NoBody)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	answer, err := c.Do(r)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_ = answer.Body.Close() // its code is what counts
 	return answer.StatusCode
 }
@@ -235,14 +223,18 @@ func get(t *testing.T, config *rest.Config, path string) int {
 func through(t *testing.T, config *rest.Config) string {
 	t.Helper()
 	transport, err := rest.TransportFor(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	to, err := url.Parse(config.Host)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	proxy := httptest.NewServer(&httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }})
 	t.Cleanup(func() { proxy.CloseClientConnections(); proxy.Close() })
 	return proxy.URL
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -121,9 +121,7 @@ func TestKeyboard(t *testing.T) {
 	})
 	var reached []string
 	for range 60 {
-		if err := v.Keyboard.Press('\t'); err != nil {
-			t.Fatal(err)
-		}
+		must(t, v.Keyboard.Press('\t'))
 		var at struct {
 			What    string
 			Visible bool
@@ -214,9 +212,7 @@ func TestManyResources(t *testing.T) {
 	a := newAPI(t, o)
 	v := open(t, chromium(t), "about:blank", look{width: 1280, height: 900})
 	done := v.traced()
-	if err := v.Navigate(serve(t, a.config()).local.URL()); err != nil {
-		t.Fatal(err)
-	}
+	must(t, v.Navigate(serve(t, a.config()).local.URL()))
 	v.waitText("concord-matrix .told", "10,000 resources")
 	v.waitText("#live", "live")
 	v.eval(nil, `async () => { const view = document.querySelector('.scroll'); for (let i = 0; i <= 60; i++) { view.scrollTop = view.scrollHeight * i / 60; await new Promise(requestAnimationFrame); } }`)

@@ -29,24 +29,16 @@ func hello(t *testing.T) options {
 func written(t *testing.T, o options, digest v1.Hash) (v1.ImageIndex, *v1.IndexManifest) {
 	t.Helper()
 	path, err := layout.FromPath(o.out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	root, err := path.ImageIndex()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if err := validate.Index(root); err != nil {
 		t.Error(err)
 	}
 	index, err := root.ImageIndex(digest)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	manifest, err := index.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return index, manifest
 }
 
@@ -55,13 +47,9 @@ func written(t *testing.T, o options, digest v1.Hash) (v1.ImageIndex, *v1.IndexM
 func TestImage(t *testing.T) {
 	first, second := hello(t), hello(t)
 	digest, err := first.write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	again, err := second.write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if digest != again {
 		t.Errorf("built twice the digests are %s and %s", digest, again)
 	}
@@ -70,9 +58,7 @@ func TestImage(t *testing.T) {
 	for _, m := range manifest.Manifests {
 		platforms = append(platforms, m.Platform.String())
 		image, err := index.Image(m.Digest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		holds(t, image, m.Platform)
 	}
 	if !slices.Equal(platforms, first.platforms) {
@@ -97,9 +83,7 @@ func TestImage(t *testing.T) {
 func holds(t *testing.T, image v1.Image, platform *v1.Platform) {
 	t.Helper()
 	config, err := image.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if config.Config.User != "65532:65532" || !slices.Equal(config.Config.Entrypoint, []string{"/ko-app/hello"}) ||
 		config.Architecture != platform.Architecture || config.Config.Labels["org.opencontainers.image.version"] != "1.2.3" ||
 		config.Config.Labels["org.opencontainers.image.revision"] != "c0ffee" ||
@@ -114,9 +98,7 @@ func holds(t *testing.T, image v1.Image, platform *v1.Platform) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if file.Typeflag == tar.TypeReg {
 			program = program || file.Name == "/ko-app/hello" || file.Name == "ko-app/hello"
 			if file.Mode&0o022 != 0 || file.Mode&0o555 != 0o555 {
@@ -134,9 +116,7 @@ func TestChange(t *testing.T) {
 	one, other := hello(t), hello(t)
 	other.ldflags = []string{"-s", "-w", "-X=main.version=1.2.4"}
 	a, err := one.write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	b, err := other.write(t.Context())
 	if err != nil || a == b {
 		t.Errorf("digests %s and %s, error %v", a, b, err)
@@ -148,11 +128,17 @@ func TestOnePlatform(t *testing.T) {
 	o := hello(t)
 	o.platforms = []string{"linux/arm64"}
 	digest, err := o.write(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, manifest := written(t, o, digest)
 	if m := manifest.Manifests; len(m) != 1 || m[0].Platform == nil || m[0].Platform.Architecture != "arm64" {
 		t.Errorf("it holds %+v", m)
+	}
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

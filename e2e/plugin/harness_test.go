@@ -37,9 +37,7 @@ type plugin struct {
 func newPlugin(t *testing.T, s *beside.APIServer) *plugin {
 	t.Helper()
 	kubeconfig, err := s.Access(beside.AdminToken).Kubeconfig("plugin")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return &plugin{t: t, program: buildPlugin(t), kubeconfig: kubeconfig}
 }
 
@@ -132,4 +130,12 @@ func (s said) hasNo(part string) said {
 		s.t.Errorf("%s: there is %q in: %s", s.command, part, s.text)
 	}
 	return s
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -216,9 +216,7 @@ func stored(w *beside.Widgets) map[string]int {
 	t := w.Server.Cluster.T
 	t.Helper()
 	counts, err := w.Stored(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return counts
 }
 

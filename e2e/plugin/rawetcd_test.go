@@ -46,9 +46,7 @@ func TestReadOnlyEtcd(t *testing.T) {
 		}
 		Revision int64
 	}
-	if err := json.Unmarshal([]byte(run(0, "census", w.Name(), "-o", "json")), &census); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal([]byte(run(0, "census", w.Name(), "-o", "json")), &census))
 	counted := map[string]int{}
 	for _, row := range census.Rows {
 		if row.Resource != w.Name() {
@@ -97,9 +95,7 @@ func grant(t *testing.T, admin *clientv3.Client) {
 	t.Helper()
 	must := func(_ any, err error) {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	for user, role := range map[string]string{"root": "root", "reader": "reads"} {
 		must(admin.RoleAdd(t.Context(), role))
@@ -113,9 +109,7 @@ func grant(t *testing.T, admin *clientv3.Client) {
 func revisionOf(t *testing.T, admin *clientv3.Client) int64 {
 	t.Helper()
 	response, err := admin.Get(t.Context(), "/registry/", clientv3.WithCountOnly(), clientv3.WithPrefix())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return response.Header.Revision
 }
 
@@ -140,13 +134,9 @@ func pluginOn(t *testing.T, endpoint string, reader cluster.Pair) func(code int,
 func etcdClient(t *testing.T, endpoint string, pair cluster.Pair) *clientv3.Client {
 	t.Helper()
 	tls, err := transport.TLSInfo{TrustedCAFile: pair.CA, CertFile: pair.Cert, KeyFile: pair.Key}.ClientConfig()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, TLS: tls})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = client.Close() })
 	return client
 }

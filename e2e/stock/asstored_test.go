@@ -44,9 +44,7 @@ func TestOnlyAsStored(t *testing.T) {
 	w.Fill(objects, nil)
 	change := func(how func(v1, v2 *apiextensionsv1.CustomResourceDefinitionVersion)) {
 		t.Helper()
-		if err := w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) { how(&crd.Spec.Versions[0], &crd.Spec.Versions[1]) }); err != nil {
-			t.Fatal(err)
-		}
+		must(t, w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) { how(&crd.Spec.Versions[0], &crd.Spec.Versions[1]) }))
 	}
 	change(func(v1, v2 *apiextensionsv1.CustomResourceDefinitionVersion) {
 		v1.Schema.OpenAPIV3Schema = &apiextensionsv1.JSONSchemaProps{Type: "object", Properties: map[string]apiextensionsv1.JSONSchemaProps{"mandatory": {Type: "string"}}}
@@ -79,9 +77,7 @@ func TestOnlyAsStored(t *testing.T) {
 		return stored(map[string]int{beside.V1: objects, beside.V2: 1}, 1)
 	})
 	client, err := migrateapi.NewClient(a.Access(beside.AdminToken).Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	target := migrateapi.Target{GroupResource: w.In("").GroupResource(), Versions: []string{"v2", "v1"}}
 	run := func(left int, err error) (migrateapi.Result, error) {
 		return migrateapi.New(&failingLists{API: client, left: left, err: err}).Run(t.Context(), target, migrateapi.Options{PageSize: 10}, nil)

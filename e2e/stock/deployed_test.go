@@ -46,9 +46,7 @@ func permissions(t *testing.T, objects []*unstructured.Unstructured) (all []*per
 			continue // no role, or one for people
 		}
 		var role rbacv1.Role // a ClusterRole has the same rules
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &role); err != nil {
-			t.Fatal(err)
-		}
+		must(t, runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &role))
 		for _, rule := range role.Rules {
 			all = append(all, &permission{PolicyRule: rule, namespace: role.Namespace})
 		}
@@ -79,9 +77,7 @@ func TestDeployedPermissions(t *testing.T) {
 	a := c.APIServer("a", "--audit-log-path="+log,
 		"--audit-policy-file="+c.Write("audit.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- level: Metadata\n"))
 	installed, err := beside.Manifests(deployed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	a.Install(installed)
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
@@ -101,16 +97,12 @@ func TestDeployedPermissions(t *testing.T) {
 	all := permissions(t, installed)
 	asked := 0
 	file, err := os.Open(log)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = file.Close() }()
 	lines := bufio.NewScanner(file)
 	for lines.Buffer(nil, 1<<20); lines.Scan(); {
 		var e auditv1.Event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			t.Fatal(err)
-		}
+		must(t, json.Unmarshal(lines.Bytes(), &e))
 		if e.User.Username != beside.DeployedUser {
 			continue
 		}
@@ -129,9 +121,7 @@ func TestDeployedPermissions(t *testing.T) {
 			}
 		}
 	}
-	if err := lines.Err(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, lines.Err())
 	if asked == 0 {
 		t.Error("nothing was asked as the ServiceAccount")
 	}

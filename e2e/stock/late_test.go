@@ -36,9 +36,7 @@ func deleting(w *beside.Widgets, s *beside.APIServer, i int) *under {
 	t := w.Server.Cluster.T
 	t.Helper()
 	secure, err := rest.TLSConfigFor(s.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	transport := &http.Transport{TLSClientConfig: secure, ExpectContinueTimeout: beside.Patience}
 	t.Cleanup(transport.CloseIdleConnections)
 	asked := make(chan struct{})
@@ -46,9 +44,7 @@ func deleting(w *beside.Widgets, s *beside.APIServer, i int) *under {
 	body, writer := io.Pipe()
 	url := fmt.Sprintf("%s/apis/%s/v1/namespaces/%s/%s?fieldSelector=metadata.name=%s", s.Config().Host, beside.Group, beside.Namespace, w.Plural, beside.ObjectName(i))
 	request, err := http.NewRequestWithContext(ctx, http.MethodDelete, url, struct{ io.Reader }{body})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	request.ContentLength = int64(len(deleteOptions))
 	request.Header = http.Header{"Authorization": {"Bearer " + beside.AdminToken}, "Content-Type": {"application/json"}, "Expect": {"100-continue"}}
 	u := &under{body: writer, ended: make(chan error, 1)}
@@ -122,9 +118,7 @@ func TestPausedInWrite(t *testing.T) {
 		t.Errorf("storedVersions are %v, %v", versions, err)
 	}
 	puts := putsIn(w, beside.V1)
-	if err := u.send(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, u.send())
 	b.Resume()
 	if err := <-u.ended; err != nil {
 		t.Fatalf("the write did not go on: %v", err)
@@ -143,15 +137,11 @@ func putsIn(w *beside.Widgets, version string) func() int {
 	t, etcd := w.Server.Cluster.T, w.Server.Cluster.Etcd.Raw
 	t.Helper()
 	stop, err := ledger.Record(t.Context(), etcd, w.Keys())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return func() (n int) {
 		t.Helper()
 		events, err := stop(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, e := range events {
 			if strings.HasPrefix(string(e.Value), `{"apiVersion":"`+version+`"`) { // managedFields name versions, too
 				n++

@@ -42,9 +42,7 @@ func TestLateCreate(t *testing.T) {
 	object.SetAPIVersion(beside.V1)
 	path := fmt.Sprintf("/apis/%s/v1/namespaces/%s/%s", beside.Group, beside.Namespace, w.Plural)
 	body, err := object.MarshalJSON()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	err = b.Kube().Discovery().RESTClient().Post().AbsPath(path).Param("timeout", "2s").SetHeader("Content-Type", "application/json").Body(body).Do(t.Context()).Error()
 	if !apierrors.IsTimeout(err) {
 		t.Fatalf("the create was not held: %v", err)
@@ -82,9 +80,7 @@ type holding struct {
 func newHolding(t *testing.T, to, text string) *holding {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	h := &holding{Listener: listener, to: to, text: []byte(text), released: make(chan struct{})}
 	h.running.Go(h.serve)
 	t.Cleanup(func() { _ = listener.Close() })

@@ -7,3 +7,11 @@ import (
 )
 
 func TestMain(m *testing.M) { itself.Main(m) }
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
+}

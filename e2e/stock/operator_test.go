@@ -23,9 +23,7 @@ func TestOperator(t *testing.T) {
 	operator := filepath.Join(c.Dir, "operator")
 	cluster.Go(t, "build", "-o", operator, "github.com/concord-dev/concord/examples/operator")
 	kubeconfig, err := b.Access(beside.AdminToken).Kubeconfig("operator")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	p := cluster.NewProcess(t, "operator", c.Dir, func() *exec.Cmd {
 		cmd := exec.Command(operator, "-settle=3s")
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)

@@ -39,15 +39,11 @@ func unsteady(w *beside.Widgets) (remove func()) {
 			}},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	_, err = bindings.Create(t.Context(), &admissionregistrationv1.MutatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: "unsteady"}, Spec: admissionregistrationv1.MutatingAdmissionPolicyBindingSpec{PolicyName: "unsteady"},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	beside.Eventually(t, beside.Patience, "admission changes widgets", func(ctx context.Context) error {
 		one := s.Dynamic().Resource(w.In("v1")).Namespace(beside.Namespace)
 		before, err := one.Get(ctx, beside.ObjectName(0), metav1.GetOptions{})
@@ -61,9 +57,7 @@ func unsteady(w *beside.Widgets) (remove func()) {
 		return err
 	})
 	return func() {
-		if err := bindings.Delete(t.Context(), "unsteady", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must(t, bindings.Delete(t.Context(), "unsteady", metav1.DeleteOptions{}))
 		beside.Eventually(t, beside.Patience, "admission leaves widgets alone", func(ctx context.Context) error {
 			one := s.Dynamic().Resource(w.In("v1")).Namespace(beside.Namespace)
 			if _, err := one.Patch(ctx, beside.ObjectName(0), types.MergePatchType, []byte("{}"), metav1.PatchOptions{}); err != nil {
@@ -115,8 +109,6 @@ func TestUnproven(t *testing.T) {
 	steady()
 	again := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "again"}}
 	again.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: beside.Group, Resource: w.Plural}
-	if err := a.Objects().Create(t.Context(), again); err != nil {
-		t.Fatal(err)
-	}
+	must(t, a.Objects().Create(t.Context(), again))
 	w.AwaitPruned(objects)
 }

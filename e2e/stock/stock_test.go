@@ -207,9 +207,7 @@ func TestMirror(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: "mine"},
 		Spec:       storagemigrationv1.StorageVersionMigrationSpec{Resource: metav1.GroupResource{Group: beside.Group, Resource: w.Plural}},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	beside.Eventually(t, beside.Patience, "it succeeds", func(ctx context.Context) error {
 		m, err := migrations.Get(ctx, "mine", metav1.GetOptions{})
 		if err == nil && !meta.IsStatusConditionTrue(m.Status.Conditions, string(storagemigrationv1.MigrationSucceeded)) {

@@ -20,17 +20,13 @@ import (
 func TestControllersIdentities(t *testing.T) {
 	dir := t.TempDir()
 	policy, log := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")
-	if err := os.WriteFile(policy, []byte(`{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [{"level": "Metadata"}]}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, os.WriteFile(policy, []byte(`{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [{"level": "Metadata"}]}`), 0o600))
 	s := startFor(t, func(o *generic.Options) {
 		o.DataDir = filepath.Join(dir, "data")
 		o.ControlPlane.Audit.PolicyFile, o.ControlPlane.Audit.LogOptions.Path = policy, log
 	})
 	ns := s.namespace(t)
-	if err := s.kube.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, s.kube.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}))
 	eventually(t, "the deletion", func(ctx context.Context) error {
 		_, err := s.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
 		return gone(err)

@@ -97,25 +97,19 @@ func (s *running) wantKnown(t *testing.T, provider *provider, authorizer *author
 func startWith(t *testing.T, flags ...string) *running {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "who") // short enough for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return startFor(t, func(o *generic.Options) {
 		fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
 		o.AddFlags(fs)
-		if err := fs.Parse(append([]string{"--data-dir=" + dir, "--secure-port=0"}, flags...)); err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, fs.Parse(append([]string{"--data-dir=" + dir, "--secure-port=0"}, flags...)))
 	})
 }
 
 func writeFile(t *testing.T, name, content string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 

@@ -45,9 +45,7 @@ func TestCascade(t *testing.T) {
 	maps := shared.kube.CoreV1().ConfigMaps(ns)
 	owner := must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("owner", nil), metav1.CreateOptions{}))
 	must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("owned", nil, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: owner.UID}), metav1.CreateOptions{}))
-	if err := maps.Delete(ctx, "owner", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, maps.Delete(ctx, "owner", metav1.DeleteOptions{}))
 	eventually(t, "the deletion of what it owned", func(ctx context.Context) error {
 		_, err := maps.Get(ctx, "owned", metav1.GetOptions{})
 		return gone(err)
@@ -71,9 +69,7 @@ func TestQuota(t *testing.T) {
 		t.Errorf("a second secret: %v", err)
 	}
 	// Only the controller counts what was deleted.
-	if err := shared.kube.CoreV1().Secrets(ns).Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, shared.kube.CoreV1().Secrets(ns).Delete(ctx, "a", metav1.DeleteOptions{}))
 	eventually(t, "room for a secret", func(ctx context.Context) error {
 		_, err := shared.kube.CoreV1().Secrets(ns).Create(ctx, secret("b"), metav1.CreateOptions{})
 		return err

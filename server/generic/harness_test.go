@@ -156,9 +156,7 @@ func (s *running) awaitReady() error {
 func startFor(t *testing.T, change func(*generic.Options)) *running {
 	t.Helper()
 	s, err := start(change)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	t.Cleanup(func() {
 		if err := s.stop(); err != nil {
 			t.Errorf("stop: %v", err)
@@ -171,9 +169,7 @@ func startFor(t *testing.T, change func(*generic.Options)) *running {
 func (s *running) namespace(t *testing.T) string {
 	t.Helper()
 	ns, err := s.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	eventually(t, "the default service account of "+ns.Name, func(ctx context.Context) error {
 		_, err := s.kube.CoreV1().ServiceAccounts(ns.Name).Get(ctx, "default", metav1.GetOptions{})
 		return err
@@ -206,13 +202,19 @@ func gone(err error) error {
 func must[T any](t *testing.T) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()
-		if err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, err)
 		return v
 	}
 }
 
 func configMap(name string, data map[string]string, owners ...metav1.OwnerReference) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}, Data: data}
+}
+
+// mustDo is for steps without which a test cannot go on.
+func mustDo(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -44,9 +44,7 @@ func TestStopLeavesNothing(t *testing.T) {
 	var first string
 	for i := range 2 { // the shared server may not have all of its own before
 		s, err := start(func(o *generic.Options) { o.DataDir = dir })
-		if err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, err)
 		if ns := s.namespace(t); i == 0 {
 			first = ns
 		}
@@ -95,9 +93,7 @@ func TestHookWhileStopping(t *testing.T) {
 			t.Fatalf("%T has lost its hook", p)
 		}
 		name, hook, err := hooked.PostStartHook()
-		if err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, err)
 		return name, hook
 	}
 	if name, _ := hookOf(rbacrest.RESTStorageProvider{}); name != "rbac/bootstrap-roles" {
@@ -150,9 +146,7 @@ func TestTerms(t *testing.T) {
 		cancel()
 		select {
 		case err := <-ended:
-			if err != nil {
-				t.Fatal(err)
-			}
+			mustDo(t, err)
 		case <-time.After(patience):
 			t.Fatal("a term does not end")
 		}
@@ -208,9 +202,7 @@ func TestLockLost(t *testing.T) {
 		_, err = leases.Update(t.Context(), lease, metav1.UpdateOptions{})
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	eventually(t, "the lock", func(ctx context.Context) error {
 		lease, err := leases.Get(ctx, controllers.LockName, metav1.GetOptions{})
 		if err == nil && (lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity != own) {

@@ -50,15 +50,11 @@ func scraped(ctx context.Context) (samples sets.Set[string], types map[string]st
 // server.
 func TestMonitoredMetrics(t *testing.T) {
 	reference, err := os.ReadFile(metricsReference)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	wanted := sets.New[string]()
 	for _, file := range []string{"rules.yaml", "dashboard.json"} {
 		content, err := os.ReadFile(monitoringFolder + file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		mustDo(t, err)
 		found := monitoredMetric.FindAllString(string(content), -1)
 		if len(found) < 5 {
 			t.Fatalf("%s names the metrics %v only", file, found)
@@ -87,9 +83,7 @@ func TestMonitoredMetrics(t *testing.T) {
 func migrateSecrets(t *testing.T) {
 	t.Helper()
 	client, err := dynamic.NewForConfig(shared.admin)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	if _, err := client.Resource(migrationv1alpha1.SchemeGroupVersion.WithResource("storageversionmigrations")).Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": migrationv1alpha1.SchemeGroupVersion.String(), "kind": "StorageVersionMigration",
 		"metadata": map[string]any{"generateName": "metrics-"},
@@ -103,13 +97,9 @@ func migrateSecrets(t *testing.T) {
 // and of that type.
 func TestReferenceOfMetrics(t *testing.T) {
 	reference, err := os.ReadFile(metricsReference)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	_, types, err := scraped(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	own := 0
 	for name, kind := range types {
 		if !strings.HasPrefix(name, "concord_") && !strings.HasPrefix(name, "storage_migrator_") {

@@ -23,9 +23,7 @@ import (
 func parse(t *testing.T, args ...string) *generic.Options {
 	t.Helper()
 	o, err := tryParse(t, args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, err)
 	return o
 }
 
@@ -35,12 +33,8 @@ func tryParse(t *testing.T, args ...string) (*generic.Options, error) {
 	registry := basecompatibility.NewComponentGlobalsRegistry()
 	binary := compat.BinaryVersion()
 	oldest := compat.AllowedEmulation(binary)[0]
-	if err := registry.Register(gates.Kube, basecompatibility.NewEffectiveVersion(binary, false, oldest, oldest), utilfeature.DefaultMutableFeatureGate.DeepCopy()); err != nil {
-		t.Fatal(err)
-	}
-	if err := gates.Register(registry); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, registry.Register(gates.Kube, basecompatibility.NewEffectiveVersion(binary, false, oldest, oldest), utilfeature.DefaultMutableFeatureGate.DeepCopy()))
+	mustDo(t, gates.Register(registry))
 	o.ControlPlane.GenericServerRunOptions.ComponentGlobalsRegistry = registry
 	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
 	o.AddFlags(fs)

@@ -92,9 +92,7 @@ func TestObjects(t *testing.T) {
 	defer events.Stop()
 	must[*corev1.ConfigMap](t)(maps.Patch(ctx, "a", types.MergePatchType, []byte(`{"data":{"k":"2"}}`), metav1.PatchOptions{}))
 	must[*corev1.ConfigMap](t)(maps.Apply(ctx, applycorev1.ConfigMap("a", ns).WithData(map[string]string{"applied": "yes"}), metav1.ApplyOptions{FieldManager: "test"}))
-	if err := maps.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, maps.Delete(ctx, "a", metav1.DeleteOptions{}))
 	for _, want := range []string{"MODIFIED map[k:2]", "MODIFIED map[applied:yes k:2]", "DELETED map[applied:yes k:2]"} {
 		select {
 		case e := <-events.ResultChan():
@@ -144,9 +142,7 @@ func TestCustomResources(t *testing.T) {
 	if _, err := widgets.Create(ctx, big, metav1.CreateOptions{}); !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "too large") {
 		t.Errorf("a widget that breaks a rule: %v", err)
 	}
-	if err := crds.Delete(ctx, crd.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, crds.Delete(ctx, crd.Name, metav1.DeleteOptions{}))
 	eventually(t, "the deletion of the CRD", func(ctx context.Context) error {
 		_, err := crds.Get(ctx, crd.Name, metav1.GetOptions{})
 		return gone(err)
@@ -202,9 +198,7 @@ func TestPortTaken(t *testing.T) {
 	if _, err := fmt.Sscan(port, &o.ControlPlane.SecureServing.BindPort); err != nil {
 		t.Fatal(err)
 	}
-	if err := o.Complete(); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, o.Complete())
 	err := generic.Run(t.Context(), o, nil)
 	if err == nil || !strings.Contains(err.Error(), "choose another --secure-port") {
 		t.Errorf("a taken port: %v", err)

@@ -17,9 +17,7 @@ func TestFreshTokens(t *testing.T) {
 	options := generic.NewOptions()
 	reach := generic.FreshTokens(options)
 	getter := options.ControlPlane.Authentication.ServiceAccounts.OptionalTokenGetter(informers.NewSharedInformerFactory(shared.kube, 0)) // none runs
-	if err := reach(shared.admin); err != nil {
-		t.Fatal(err)
-	}
+	mustDo(t, reach(shared.admin))
 	ns := shared.namespace(t)
 	if account, err := getter.GetServiceAccount(t.Context(), ns, "default"); err != nil || account.UID == "" {
 		t.Errorf("got %+v, %v", account, err)

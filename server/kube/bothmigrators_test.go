@@ -33,9 +33,7 @@ import (
 func (c *control) manage(s *apiserver) {
 	c.t.Helper()
 	kubeconfig, err := beside.Access{URL: s.URL(), CAFile: filepath.Join(c.Dir, s.Name, "apiserver.crt"), Token: adminToken, Dir: c.Dir}.Kubeconfig(manager)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	_, port, _ := strings.Cut(cluster.FreeAddress(c.t), ":")
 	start(c.t, manager, manager, c.Dir, "--kubeconfig="+kubeconfig, "--bind-address=127.0.0.1", "--secure-port="+port,
 		"--cert-dir="+c.Path(manager), "--leader-elect=false", stockserver.MigratorFlag)
@@ -113,9 +111,7 @@ const putRightIn = 10 * time.Second
 func (c *control) guard() (stop func()) {
 	c.t.Helper()
 	now, err := c.Raw.Get(c.t.Context(), widgetsKey)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	c.t.Cleanup(func() { cancel(); wg.Wait() })
@@ -148,9 +144,7 @@ func (c *control) guard() (stop func()) {
 	return func() {
 		c.t.Helper()
 		last, err := c.Raw.Get(ctx, widgetsKey)
-		if err != nil {
-			c.t.Fatal(err)
-		}
+		must(c.t, err)
 		until <- last.Kvs[0].ModRevision
 		wg.Wait()
 		if changes == 0 {

@@ -40,9 +40,7 @@ func runOnce(t *testing.T, role string, args ...string) []byte {
 	cmd := process.Self(role, args...)
 	cmd.Stderr = t.Output()
 	out, err := cmd.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return out
 }
 
@@ -50,9 +48,7 @@ func runOnce(t *testing.T, role string, args ...string) []byte {
 func TestCommandLine(t *testing.T) {
 	t.Parallel()
 	var both [2]flags
-	if err := json.Unmarshal(runOnce(t, listing), &both); err != nil {
-		t.Fatal(err)
-	}
+	must(t, json.Unmarshal(runOnce(t, listing), &both))
 	ours, theirs := both[0], both[1]
 	if len(theirs) < 150 {
 		t.Errorf("the stock command has %d flags", len(theirs))

@@ -34,9 +34,7 @@ const (
 func manifests(t testing.TB, path string) []*unstructured.Unstructured {
 	t.Helper()
 	objects, err := beside.Manifests(filepath.Join(deployFolder, path))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return objects
 }
 
@@ -120,9 +118,7 @@ func TestDeployedDefinitions(t *testing.T) {
 			continue
 		}
 		var crd apiextensionsv1.CustomResourceDefinition
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(object.Object, &crd, true); err != nil {
-			t.Fatal(err)
-		}
+		must(t, runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(object.Object, &crd, true))
 		deployed[crd.Name] = &crd
 	}
 	installed := append(migrationv1alpha1.CRDs(), versionv1alpha1.CRDs()...)

@@ -32,9 +32,7 @@ egressSelections:
 func connectProxy(t *testing.T, socket, known, address string) {
 	t.Helper()
 	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodConnect || r.Host != known {
 			t.Errorf("the proxy was asked to %s %s", r.Method, r.Host)

@@ -169,19 +169,13 @@ func TestFenced(t *testing.T) {
 // itself publishes for all that it persists.
 func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
 	groups, err := s.Kube().Discovery().ServerGroups()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	unseen := sets.KeySet(agreements)
 	for _, version := range metav1.ExtractGroupVersions(groups) {
 		gv, err := schema.ParseGroupVersion(version)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		list, err := s.Kube().Discovery().ServerResourcesForGroupVersion(version) // not aggregated: with the hashes
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		for _, r := range list.APIResources {
 			if r.StorageVersionHash == "" {
 				continue
@@ -192,9 +186,7 @@ func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.G
 			}
 			unseen.Delete(gr)
 			encoding, err := schema.ParseGroupVersion(string(agreements[gr]))
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			if want := migrationv1alpha1.StorageVersionHash(encoding.WithKind(r.Kind)); r.StorageVersionHash != want {
 				t.Errorf("%s is reported in %q, but the server says that it stores %s", gr, encoding, r.StorageVersionHash)
 			}
@@ -215,9 +207,7 @@ func createEverything(t *testing.T, c *control, s *apiserver, agreements map[sch
 	}
 	// The default version of a server stands before others, whose objects have other names.
 	_, lists, err := s.Kube().Discovery().ServerGroupsAndResources()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	created := sets.New[schema.GroupResource]()
 	data := etcddata.GetEtcdStorageData()
 	for _, list := range lists {
@@ -229,9 +219,7 @@ func createEverything(t *testing.T, c *control, s *apiserver, agreements map[sch
 				continue
 			}
 			object := &unstructured.Unstructured{}
-			if err := json.Unmarshal([]byte(sample.Stub), &object.Object); err != nil {
-				t.Fatal(err)
-			}
+			must(t, json.Unmarshal([]byte(sample.Stub), &object.Object))
 			object.SetGroupVersionKind(gv.WithKind(r.Kind))
 			client := s.Dynamic().Resource(gvr)
 			if r.Namespaced {

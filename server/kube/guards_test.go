@@ -31,9 +31,9 @@ const guardedCRD = "gadgets.example.com"
 
 func (g guarded) definitions(config *rest.Config) apiextensionsclient.Interface {
 	g.t.Helper()
-	return must(g.t, func(c *rest.Config) (apiextensionsclient.Interface, error) {
-		return apiextensionsclient.NewForConfig(c)
-	}, config)
+	client, err := apiextensionsclient.NewForConfig(config)
+	must(g.t, err)
+	return client
 }
 
 // impersonating asks as somebody. A ServiceAccount gets its own groups and so its own permissions,
@@ -180,9 +180,7 @@ func TestGuards(t *testing.T) {
 			t.Errorf("the API server itself: %v", err)
 		}
 		for _, name := range []string{guardedCRD, other} {
-			if err := g.patch(t.Context(), name, controllersUser, pruned, false, "status"); err != nil {
-				t.Fatal(err)
-			}
+			must(t, g.patch(t.Context(), name, controllersUser, pruned, false, "status"))
 		}
 		g.allows("taking out a version where there is no StorageState", guardedCRD, "admin", without)
 		see := "kubectl get storagestates.migration.k8s.io " + guardedCRD
@@ -216,9 +214,7 @@ func TestGuards(t *testing.T) {
 func (g guarded) withoutDefinition(c *control, without string) {
 	g.t.Helper()
 	definitions := g.definitions(g.as(adminToken)).ApiextensionsV1().CustomResourceDefinitions()
-	if err := definitions.Delete(g.t.Context(), "storagestates.migration.k8s.io", metav1.DeleteOptions{}); err != nil {
-		g.t.Fatal(err)
-	}
+	must(g.t, definitions.Delete(g.t.Context(), "storagestates.migration.k8s.io", metav1.DeleteOptions{}))
 	eventually(g.t, time.Minute, "the definition of StorageStates is gone", func(ctx context.Context) error {
 		_, err := definitions.Get(ctx, "storagestates.migration.k8s.io", metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
@@ -250,16 +246,12 @@ func (g guarded) movesOnlyAtRest(other string) {
 	objects, ctx := g.Objects(), g.t.Context()
 	migration := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "gadgets-1"}}
 	migration.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: "example.com", Version: "v2", Resource: "gadgets"}
-	if err := objects.Create(ctx, migration); err != nil {
-		g.t.Fatal(err)
-	}
+	must(g.t, objects.Create(ctx, migration))
 	back := storing("v2", "v1")
 	say := func(condition migrationv1alpha1.MigrationConditionType, reason string) {
 		g.t.Helper()
 		migrationv1alpha1.SetCondition(migration, condition, reason, "", metav1.Now())
-		if err := objects.Status().Update(ctx, migration); err != nil {
-			g.t.Fatal(err)
-		}
+		must(g.t, objects.Status().Update(ctx, migration))
 	}
 	g.allows("a move while the migration has not begun", guardedCRD, "admin", back)
 	say(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)

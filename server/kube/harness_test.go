@@ -114,9 +114,7 @@ func (c *control) connect(config *tls.Config, endpoints ...string) {
 	c.t.Helper()
 	var err error
 	c.Raw, err = clientv3.New(clientv3.Config{Endpoints: endpoints, TLS: config, Logger: zap.NewNop(), DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 3 * time.Second})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	c.t.Cleanup(func() { _ = c.Raw.Close() })
 	eventually(c.t, time.Minute, "etcd answers", func(ctx context.Context) error {
 		return testbed.Answers(ctx, c.Raw)
@@ -126,18 +124,14 @@ func (c *control) connect(config *tls.Config, endpoints ...string) {
 // prepare writes the files that all servers of a control plane share.
 func (c *control) prepare() {
 	c.t.Helper()
-	if err := testbed.WriteFiles(c.Dir, testbed.Admin, strangerToken+",stranger,2"); err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, testbed.WriteFiles(c.Dir, testbed.Admin, strangerToken+",stranger,2"))
 }
 
 // write makes a file and returns its path.
 func (c *control) write(name, content string) string {
 	c.t.Helper()
 	path := c.Path(name)
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, os.WriteFile(path, []byte(content), 0o600))
 	return path
 }
 
@@ -169,9 +163,7 @@ func (c *control) start(role, name string, flags ...string) *apiserver {
 func (c *control) add(name string, command func(*testbed.Server) *exec.Cmd) *apiserver {
 	c.t.Helper()
 	at, err := c.Add(name, func(at *testbed.Server) (*exec.Cmd, error) { return command(at), nil })
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	return &apiserver{cluster.NewAPIServer(c.t, at), c.t}
 }
 
@@ -187,9 +179,7 @@ func (c *control) ready(role, name string, flags ...string) *apiserver {
 // a minute for a connection that was made in the moment of its end.
 func (s *apiserver) end() {
 	s.t.Helper()
-	if err := s.Run().Terminate(s.t.Context(), 3*time.Minute); err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, s.Run().Terminate(s.t.Context(), 3*time.Minute))
 }
 
 // as is access to the server with a token, "" for an anonymous one.
@@ -197,15 +187,6 @@ func (s *apiserver) as(token string) *rest.Config {
 	config := testbed.WithToken(s.URL(), token)
 	config.Timeout = 30 * time.Second
 	return config
-}
-
-func must[C any](t testing.TB, make func(*rest.Config) (C, error), config *rest.Config) C {
-	t.Helper()
-	c, err := make(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
 }
 
 // eventually waits until check returns nil. After the timeout the test fails with what, and
@@ -219,10 +200,16 @@ func eventually(t testing.TB, timeout time.Duration, what string, check func(con
 func (c *control) peerFlags() []string {
 	c.t.Helper()
 	certificate, key, err := certutil.GenerateSelfSignedCertKey("peers", nil, nil)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	file := c.write("peers.crt", string(certificate))
 	return []string{"--feature-gates=UnknownVersionInteroperabilityProxy=true", "--peer-ca-file=" + file,
 		"--proxy-client-cert-file=" + file, "--proxy-client-key-file=" + c.write("peers.key", string(key))}
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }

@@ -37,18 +37,12 @@ import (
 func (c *control) kubeadm(port int) *kubeadmapi.InitConfiguration {
 	c.t.Helper()
 	cfg, err := config.DefaultedStaticInitConfiguration()
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	cfg.CertificatesDir = c.CertDir
 	cfg.LocalAPIEndpoint = kubeadmapi.APIEndpoint{AdvertiseAddress: "127.0.0.1", BindPort: int32(port)}
-	if err := certs.CreatePKIAssets(cfg); err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, certs.CreatePKIAssets(cfg))
 	for _, name := range []string{kubeadmconstants.AdminKubeConfigFileName, kubeadmconstants.SuperAdminKubeConfigFileName, kubeadmconstants.KubeletKubeConfigFileName} {
-		if err := kubeconfig.CreateKubeConfigFile(name, c.Dir, cfg); err != nil {
-			c.t.Fatal(err)
-		}
+		must(c.t, kubeconfig.CreateKubeConfigFile(name, c.Dir, cfg))
 	}
 	return cfg
 }
@@ -64,13 +58,9 @@ func (c *control) startMutualEtcd(cfg *kubeadmapi.InitConfiguration) (endpoint s
 		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--peer-cert-file="+file(kubeadmconstants.EtcdPeerCertName),
 		"--peer-key-file="+file(kubeadmconstants.EtcdPeerKeyName), "--peer-client-cert-auth=true", "--peer-trusted-ca-file="+file(kubeadmconstants.EtcdCACertName))
 	pair, err := tls.LoadX509KeyPair(file(kubeadmconstants.APIServerEtcdClientCertName), file(kubeadmconstants.APIServerEtcdClientKeyName))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	pool, err := certutil.NewPool(file(kubeadmconstants.EtcdCACertName))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	c.connect(&tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}, endpoint)
 	return endpoint
 }
@@ -79,9 +69,7 @@ func (c *control) startMutualEtcd(cfg *kubeadmapi.InitConfiguration) (endpoint s
 func (c *control) kubeadmUser(name string) *rest.Config {
 	c.t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", c.Path(name))
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	config.QPS, config.Timeout = -1, 30*time.Second
 	return config
 }
@@ -99,9 +87,7 @@ func TestKubeadm(t *testing.T) {
 	pod := controlplane.GetStaticPodSpecs(&cfg.ClusterConfiguration, &cfg.LocalAPIEndpoint, nil)[kubeadmconstants.KubeAPIServer]
 	// As the patch that kubeadm is given has it.
 	patched, err := staticpod.PatchStaticPod(&pod, filepath.Join("..", "..", "deploy", "kubeadm"), io.Discard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	container := patched.Spec.Containers[0]
 	command := container.Command
 	if !slices.Equal(command[:2], []string{"concord", "kube-apiserver"}) || !strings.Contains(container.Image, "concord") || *container.SecurityContext.RunAsUser != 0 {
@@ -138,7 +124,8 @@ func bootstrapTokensWork(t *testing.T, s *apiserver) {
 	}
 	joining := rest.AnonymousClientConfig(s.Admin)
 	joining.BearerToken = "abcdef.0123456789abcdef"
-	client := must(t, func(c *rest.Config) (kubernetes.Interface, error) { return kubernetes.NewForConfig(c) }, joining)
+	client, err := kubernetes.NewForConfig(joining)
+	must(t, err)
 	eventually(t, time.Minute, "the token is known", func(ctx context.Context) error {
 		who, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 		if err == nil && who.Status.UserInfo.Username != "system:bootstrap:abcdef" {

@@ -44,9 +44,7 @@ func TestLastWriteOfStock(t *testing.T) {
 	m := &migrationv1alpha1.StorageVersionMigration{}
 	m.Name = "mine"
 	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgets.Group, Version: "v1", Resource: widgets.Resource}
-	if err := s.Objects().Create(t.Context(), m); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Objects().Create(t.Context(), m))
 	eventually(t, time.Minute, "a migration says that it waits", func(ctx context.Context) error {
 		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
 			return err
@@ -76,14 +74,10 @@ func (s *apiserver) beginCreate(name string) (complete func()) {
 	s.t.Helper()
 	address := strings.TrimPrefix(s.URL(), "https://")
 	conn, err := tls.Dial("tcp", address, &tls.Config{InsecureSkipVerify: true}) //nolint:gosec // its certificate is its own
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	s.t.Cleanup(func() { _ = conn.Close() })
 	body, err := json.Marshal(widget(name))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	send := func(text string) {
 		if _, err := conn.Write([]byte(text)); err != nil {
 			s.t.Fatal(err)
@@ -94,9 +88,7 @@ func (s *apiserver) beginCreate(name string) (complete func()) {
 	return func() {
 		send(string(body[20:]))
 		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		must(s.t, err)
 		defer answer.Body.Close()
 		if answer.StatusCode != http.StatusCreated {
 			s.t.Errorf("the last write was answered with %s", answer.Status)

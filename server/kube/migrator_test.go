@@ -27,9 +27,7 @@ var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 // createWidgets creates the definition, which stores v1, and objects.
 func (s *apiserver) createWidgets(n int) {
 	s.t.Helper()
-	if err := s.Objects().Create(s.t.Context(), cluster.Definition(widgets, "v1")); err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, s.Objects().Create(s.t.Context(), cluster.Definition(widgets, "v1")))
 	for i := range n {
 		eventually(s.t, time.Minute, "a widget is created", func(ctx context.Context) error {
 			_, err := s.widgets().Create(ctx, widget(fmt.Sprintf("w-%d", i)), metav1.CreateOptions{})
@@ -92,9 +90,7 @@ func (s *apiserver) storedVersions(timeout time.Duration, want ...string) {
 func (c *control) encodings() map[agree.Encoding]int {
 	c.t.Helper()
 	answer, err := c.Raw.Get(c.t.Context(), registry+"example.com/widgets/", clientv3.WithPrefix())
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	found := map[agree.Encoding]int{}
 	for _, kv := range answer.Kvs {
 		encoding, _, _ := migratestore.Envelope(kv.Value)
@@ -148,12 +144,8 @@ func (s *apiserver) forget() {
 	s.t.Helper()
 	old := &migrationv1alpha1.StorageState{}
 	key := client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}
-	if err := s.Objects().Get(s.t.Context(), key, old); err != nil {
-		s.t.Fatal(err)
-	}
-	if err := s.Objects().Delete(s.t.Context(), old); err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, s.Objects().Get(s.t.Context(), key, old))
+	must(s.t, s.Objects().Delete(s.t.Context(), old))
 	eventually(s.t, time.Minute, "the stored set is Unknown", func(ctx context.Context) error {
 		state := &migrationv1alpha1.StorageState{}
 		if err := s.Objects().Get(ctx, key, state); err != nil {

@@ -88,9 +88,7 @@ func TestBesideStock(t *testing.T) {
 	if made := migrations(); len(made) > 0 {
 		t.Errorf("migrations were written while nothing was agreed: %v", made)
 	}
-	if err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), lease, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must(t, s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Delete(t.Context(), lease, metav1.DeleteOptions{}))
 	want := s.agreed(time.Minute, 1)[mutatingPolicies]
 	s.migrated(time.Minute)
 	if found, err := c.value(t.Context(), policy); err != nil || found != want || want != "admissionregistration.k8s.io/v1" {
@@ -183,21 +181,15 @@ func watchesSeeWhatIsWritten(t *testing.T, writer, watched *apiserver) {
 	defer cancel()
 	config := watched.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
 	list, err := config.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	w, err := config.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer w.Stop()
 	for i := range 20 {
 		wrote, err := writer.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx, &corev1.ConfigMap{
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("seen-%d", i)}, Data: map[string]string{"n": fmt.Sprint(i)},
 		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		event, ok := <-w.ResultChan()
 		seen, isConfigMap := event.Object.(*corev1.ConfigMap)
 		if !ok || !isConfigMap || seen.ResourceVersion != wrote.ResourceVersion || seen.Data["n"] != fmt.Sprint(i) {

@@ -50,9 +50,7 @@ func actInRoles(t *testing.T, c *control, s *apiserver) {
 	s.migrateThroughAPI("through-api")
 
 	file, err := os.Open(filepath.Join(c.Dir, "audit.log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	defer func() { _ = file.Close() }()
 	wrote, unused := map[string]sets.Set[string]{}, s.rules()
 	lines := bufio.NewScanner(file)
@@ -109,9 +107,7 @@ func rolesAgain(t *testing.T, s *apiserver) {
 			err = errors.Join(err, client.IgnoreNotFound(rbac.Roles(namespace).Delete(ctx, name, metav1.DeleteOptions{})),
 				client.IgnoreNotFound(rbac.RoleBindings(namespace).Delete(ctx, name, metav1.DeleteOptions{})))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 	}
 	s.flip("v1")
 	s.storedVersions(2*time.Minute, "v1")
@@ -173,16 +169,12 @@ func (s *apiserver) rules() map[string][]rule {
 		}
 	}
 	anywhere, err := s.Kube().RbacV1().ClusterRoles().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	for i := range anywhere.Items {
 		add(anywhere.Items[i].Name, "", anywhere.Items[i].Rules)
 	}
 	local, err := s.Kube().RbacV1().Roles(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, err)
 	for i := range local.Items {
 		add(local.Items[i].Name, local.Items[i].Namespace, local.Items[i].Rules)
 	}
@@ -199,9 +191,7 @@ func (s *apiserver) migrateThroughAPI(name string) {
 		Resource: migrationv1alpha1.GroupVersionResource{Version: "v1", Resource: "configmaps"}, Engine: migrationv1alpha1.EngineAPI,
 	}}
 	m.Name = name
-	if err := s.Objects().Create(s.t.Context(), m); err != nil {
-		s.t.Fatal(err)
-	}
+	must(s.t, s.Objects().Create(s.t.Context(), m))
 	eventually(s.t, time.Minute, name+" succeeds", func(ctx context.Context) error {
 		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
 			return err

@@ -297,14 +297,10 @@ func testPaused(t *testing.T) {
 func (c *control) follow(resource string) func() map[agree.Encoding]int {
 	c.t.Helper()
 	stop, err := ledger.Record(c.t.Context(), c.Raw, registry+resource+"/")
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must(c.t, err)
 	return func() map[agree.Encoding]int {
 		events, err := stop(c.t.Context())
-		if err != nil {
-			c.t.Fatal(err)
-		}
+		must(c.t, err)
 		found := map[agree.Encoding]int{}
 		for _, e := range events {
 			encoding, _, _ := migratestore.Envelope(e.Value)
@@ -319,9 +315,7 @@ func newReplicated(t *testing.T) (*control, []*cluster.Process) {
 	t.Helper()
 	c := newFiles(t)
 	certificate, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cert, private := c.write("etcd.crt", string(certificate)), c.write("etcd.key", string(key))
 	var clients, peers, initial []string
 	for i := range 3 {
@@ -337,9 +331,7 @@ func newReplicated(t *testing.T) (*control, []*cluster.Process) {
 			"--peer-auto-tls"))
 	}
 	pool, err := certutil.NewPool(cert)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	c.etcd = []string{"--etcd-servers=" + strings.Join(clients, ","), "--etcd-cafile=" + cert}
 	c.connect(&tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, clients...)
 	c.prepare()

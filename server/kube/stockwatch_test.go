@@ -90,12 +90,12 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 	}
 	fence := "/fence"
 	fenced, err := c.Raw.Put(t.Context(), fence, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	config := s.as(adminToken)
 	config.Timeout = 0 // watches
-	objects := must(t, dynamic.NewForConfig, config).Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
+	dynamicClient, err := dynamic.NewForConfig(config)
+	must(t, err)
+	objects := dynamicClient.Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
 	// Writes before the record are not in it, so the server's cache may not be behind that.
 	eventually(t, time.Minute, "the stock server's cache has all objects", func(ctx context.Context) error {
 		list, err := objects.List(ctx, metav1.ListOptions{ResourceVersion: "0"})
@@ -139,9 +139,7 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 	}
 	// One that watches all the time, and resumes.
 	whole, w, err := beside.List(ctx, objects, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	group.Go(func() error {
 		complete := func() bool { return len(whole.Events) == n*rounds }
 		for err := whole.Follow(ctx, w, complete); ; err = whole.Follow(ctx, w, complete) {
@@ -190,9 +188,7 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 		}
 	}
 	over.Store(true)
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, group.Wait())
 	h := stop().Under(registry + "example.com/widgets/")
 	if puts := len(h.After(0)); puts != n*rounds || len(whole.Events) != n*rounds {
 		t.Errorf("%d writes in etcd, and %d in a watch from before them until after them", puts, len(whole.Events))
@@ -211,9 +207,7 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 		t.Error("hardly anything was read during the rewrites")
 	}
 	list, err := objects.List(t.Context(), metav1.ListOptions{ResourceVersion: "0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for _, item := range list.Items[:50] {
 		item.SetLabels(map[string]string{"updated": "true"})
 		if _, err := objects.Update(t.Context(), &item, metav1.UpdateOptions{}); err != nil {

@@ -23,13 +23,9 @@ import (
 // that it changes type-checked: a rule that moved is noticed here.
 func TestMutants(t *testing.T) {
 	mutants, err := All()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	root, err := Root(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	dirs := map[string]bool{}
 	for _, m := range mutants {
 		for _, f := range m.Files() {
@@ -40,9 +36,7 @@ func TestMutants(t *testing.T) {
 	for _, m := range mutants {
 		t.Run(m.Name, func(t *testing.T) {
 			patched, err := m.Apply(root)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must(t, err)
 			checked := map[string]bool{}
 			for _, f := range m.Files() {
 				if dir := path.Dir(f); !checked[dir] {
@@ -55,9 +49,7 @@ func TestMutants(t *testing.T) {
 		})
 	}
 	all, err := graft(root, mutants)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for dir := range dirs {
 		if err := checker.check(dir, all); err != nil {
 			t.Errorf("%s with all mutants: %v", dir, err)
@@ -97,9 +89,7 @@ func newChecker(t *testing.T, root string, dirs map[string]bool) *checker {
 	exports := map[string]string{}
 	for decoder := json.NewDecoder(strings.NewReader(string(out))); decoder.More(); {
 		var p listed
-		if err := decoder.Decode(&p); err != nil {
-			t.Fatal(err)
-		}
+		must(t, decoder.Decode(&p))
 		exports[p.ImportPath] = p.Export
 		if dir, err := filepath.Rel(root, p.Dir); err == nil {
 			c.packages[filepath.ToSlash(dir)] = p
@@ -158,9 +148,7 @@ func TestOutdated(t *testing.T) {
 		}
 	}
 	root := t.TempDir()
-	if err := os.WriteFile(filepath.Join(root, "a.go"), []byte(source), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must(t, os.WriteFile(filepath.Join(root, "a.go"), []byte(source), 0o600))
 	m := Mutant{Name: "m", Edits: []Edit{{File: "a.go", Old: "b\n", New: "x\n"}, {File: "a.go", Old: "x\na\n", New: "y\n"}}}
 	patched, err := m.Apply(root)
 	if err != nil || string(patched["a.go"]) != "a\ny\nbc\n" {
@@ -189,9 +177,7 @@ old
 -- becomes --
 new
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	if m.Rule != "One sentence." || m.Schedule != "It goes: wrong." || !slices.Equal(m.Violates, []string{"I1", "I2"}) ||
 		!slices.Equal(m.Find, []string{"--exhaustive"}) || !slices.Equal(m.Edits, []Edit{{File: "a.go", Old: "old\n", New: "new\n"}}) {
 		t.Errorf("parsed %+v", m)
@@ -206,5 +192,13 @@ new
 		if _, err := Parse(name, []byte(text)); err == nil {
 			t.Errorf("%s: no error", name)
 		}
+	}
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

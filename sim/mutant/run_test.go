@@ -46,12 +46,8 @@ func main() {
 func TestRun(t *testing.T) {
 	root := t.TempDir()
 	for name, text := range map[string]string{"go.mod": "module example.com/sim\n\ngo 1.26\n", "sim/main.go": miniature} {
-		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o750); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must(t, os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o750))
+		must(t, os.WriteFile(filepath.Join(root, name), []byte(text), 0o600))
 	}
 	edit := func(old, becomes string) []Edit {
 		return []Edit{{File: "sim/main.go", Old: old + "\n", New: becomes + "\n"}}
@@ -75,9 +71,7 @@ func TestRun(t *testing.T) {
 		Done: func(o Outcome) { told = append(told, o.Mutant.Name) },
 	}
 	outcomes, err := Run(t.Context(), cfg, mutants)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	for i, want := range []string{
 		"caught by I3 with easy after 100 schedules",
 		"WRONG: violates I3, not I2",

@@ -11,17 +11,13 @@ func TestFreePort(t *testing.T) {
 	seen := map[int]bool{}
 	for range 100 {
 		port, err := FreePort()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if seen[port] || port < firstPort || port >= lastPort {
 			t.Fatalf("port %d after %v", port, seen)
 		}
 		seen[port] = true
 		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		defer func() { _ = listener.Close() }()
 	}
 }

@@ -43,9 +43,7 @@ func TestMain(m *testing.M) {
 func startChild(t *testing.T, how string) *Process {
 	t.Helper()
 	p, err := Start("child", Self(how, "an", "argument"), filepath.Join(t.TempDir(), "log"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	t.Cleanup(func() { _ = p.Kill() })
 	return p
 }
@@ -79,12 +77,8 @@ func TestKillWhenPaused(t *testing.T) {
 	if err := p.Terminate(t.Context(), 10*time.Millisecond); err == nil || !strings.Contains(err.Error(), "does not end within 10ms") {
 		t.Errorf("error %v", err)
 	}
-	if err := p.Signal(syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
-	if err := p.Kill(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Signal(syscall.SIGSTOP))
+	must(t, p.Kill())
 	if err := syscall.Kill(p.PID(), 0); err == nil {
 		t.Error("the process is still there")
 	}
@@ -129,9 +123,7 @@ func TestOutputOfOneRun(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
 	for run := range 2 {
 		p, err := Start("child", Self("failing"), log)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		<-p.Done()
 		output, err := p.Output()
 		if n := strings.Count(output, "line 99"); err != nil || n != 1 {
@@ -167,22 +159,26 @@ func TestProgram(t *testing.T) {
 		t.Error("it was never started")
 	}
 	for range 2 {
-		if err := p.Start(); err != nil {
-			t.Fatal(err)
-		}
+		must(t, p.Start())
 		<-p.Run().Done()
 	}
 	if n := strings.Count(p.Output(), "line 99\n"); n != 2 || !p.Ended() {
 		t.Errorf("the output is of %d runs, ended: %t", n, p.Ended())
 	}
 	how = "deaf"
-	if err := p.Start(); err != nil {
-		t.Fatal(err)
-	}
+	must(t, p.Start())
 	if err := p.Start(); err == nil {
 		t.Error("it runs twice")
 	}
 	if err := p.Kill(); err != nil || p.Run().Crashed() != nil {
 		t.Errorf("it was killed: %v, %v", err, p.Run().Crashed())
+	}
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
 	}
 }

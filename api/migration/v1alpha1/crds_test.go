@@ -41,9 +41,7 @@ func internal(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition) *apie
 	apiextensionsv1.SetDefaults_CustomResourceDefinition(crd)
 	apiextensionsv1.SetDefaults_CustomResourceDefinitionSpec(&crd.Spec)
 	out := &apiextensions.CustomResourceDefinition{}
-	if err := apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(crd, out, nil); err != nil {
-		t.Fatal(err)
-	}
+	must(t, apiextensionsv1.Convert_v1_CustomResourceDefinition_To_apiextensions_CustomResourceDefinition(crd, out, nil))
 	out.Status.StoredVersions = []string{SchemeGroupVersion.Version}
 	return out
 }
@@ -51,13 +49,9 @@ func internal(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition) *apie
 func structural(t *testing.T, kind string) *structuralschema.Structural {
 	t.Helper()
 	v, err := apiextensions.GetSchemaForVersion(internal(t, crd(t, kind)), SchemeGroupVersion.Version)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	s, err := structuralschema.NewStructural(v.OpenAPIV3Schema)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return s
 }
 
@@ -83,9 +77,7 @@ func TestCRDsAreCopies(t *testing.T) {
 func toUnstructured(t *testing.T, obj runtime.Object) map[string]any {
 	t.Helper()
 	u, err := runtime.DefaultUnstructuredConverter.ToUnstructured(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	return u
 }
 
@@ -93,13 +85,9 @@ func toUnstructured(t *testing.T, obj runtime.Object) map[string]any {
 func validate(t *testing.T, kind string, obj, old runtime.Object) string {
 	t.Helper()
 	v, err := apiextensions.GetSchemaForVersion(internal(t, crd(t, kind)), SchemeGroupVersion.Version)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	validator, _, err := schemavalidation.NewSchemaValidator(v.OpenAPIV3Schema)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	u := toUnstructured(t, obj)
 	errs := schemavalidation.ValidateCustomResource(nil, u, validator)
 	rules := cel.NewValidator(structural(t, kind), true, celconfig.PerCallLimit)
@@ -177,17 +165,13 @@ func TestSchemaTakesWhatDecodes(t *testing.T) {
 		{"spec.paused", "yes", false},
 	} {
 		object := map[string]any{"spec": map[string]any{"resource": map[string]any{"resource": "secrets"}}}
-		if err := unstructured.SetNestedField(object, test.value, strings.Split(test.path, ".")...); err != nil {
-			t.Fatal(err)
-		}
+		must(t, unstructured.SetNestedField(object, test.value, strings.Split(test.path, ".")...))
 		problem := validate(t, "StorageVersionMigration", &unstructured.Unstructured{Object: object}, nil)
 		if (problem == "") != test.taken {
 			t.Errorf("%s %v: %q", test.path, test.value, problem)
 		}
 		text, err := json.Marshal(object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must(t, err)
 		if err := json.Unmarshal(text, &StorageVersionMigration{}); err != nil && test.taken {
 			t.Errorf("%s %v is taken, and does not decode: %v", test.path, test.value, err)
 		}
@@ -251,16 +235,20 @@ func TestColumns(t *testing.T) {
 func row(t *testing.T, kind string, obj runtime.Object) map[string]any {
 	t.Helper()
 	convertor, err := tableconvertor.New(crd(t, kind).Spec.Versions[0].AdditionalPrinterColumns)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	table, err := convertor.ConvertToTable(context.Background(), &unstructured.Unstructured{Object: toUnstructured(t, obj)}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 	cells := map[string]any{}
 	for i, column := range table.ColumnDefinitions {
 		cells[column.Name] = table.Rows[0].Cells[i]
 	}
 	return cells
+}
+
+// must is for steps without which a test cannot go on.
+func must(tb testing.TB, err error) {
+	tb.Helper()
+	if err != nil {
+		tb.Fatal(err)
+	}
 }
