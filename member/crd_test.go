@@ -156,13 +156,9 @@ func TestCRDChangedBeforeReport(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register()
 	w.m.ObserveCRD(w.setCRD("v1"))
-	w.Before = func(call string) error {
-		if call == "list LeaseList" {
-			w.Before = nil
-			w.m.ObserveCRD(w.setCRD("v2"))
-		}
-		return nil
-	}
+	w.Once("list LeaseList", func() {
+		w.m.ObserveCRD(w.setCRD("v2"))
+	})
 	if _, err := w.m.Step(t.Context()); !errors.Is(err, errStale) {
 		t.Errorf("Step: %v", err)
 	}
@@ -191,12 +187,7 @@ func TestCRDCheckError(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register()
 	w.m.ObserveCRD(w.setCRD("v1"))
-	w.Before = func(call string) error {
-		if call == "get CustomResourceDefinition widgets.example.com" {
-			return errBroken
-		}
-		return nil
-	}
+	w.Fail("get CustomResourceDefinition widgets.example.com", errBroken)
 	if _, err := w.m.Step(t.Context()); !errors.Is(err, errBroken) {
 		t.Errorf("Step: %v", err)
 	}

@@ -168,12 +168,7 @@ func TestListErrorDelaysAllTogether(t *testing.T) {
 	}
 	w := newWorld(t, rs)
 	w.register()
-	w.Before = func(call string) error {
-		if call == "list LeaseList" {
-			return errBroken
-		}
-		return nil
-	}
+	w.Fail("list LeaseList", errBroken)
 	wait, err := w.m.Step(t.Context())
 	if !errors.Is(err, errBroken) || wait <= 0 {
 		t.Fatalf("Step: %v, %v", wait, err)
@@ -329,14 +324,10 @@ func TestLostDuringReport(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)})
 	w.register()
 	w.settle()
-	w.Before = func(call string) error {
-		if call == "list LeaseList" {
-			w.Before = nil
-			w.setReports(secrets)
-			w.observe(secrets)
-		}
-		return nil
-	}
+	w.Once("list LeaseList", func() {
+		w.setReports(secrets)
+		w.observe(secrets)
+	})
 	if err := w.m.Report(t.Context(), secrets); !errors.Is(err, errReportLost) {
 		t.Errorf("Report: %v", err)
 	}
@@ -436,12 +427,7 @@ func TestMarkAfterLoss(t *testing.T) {
 		t.Fatalf("the other server has reported %v", reports)
 	}
 	away := errors.New("no answer")
-	w.Before = func(call string) error {
-		if strings.HasPrefix(call, "list StorageVersion") {
-			return away
-		}
-		return nil
-	}
+	w.Fail("list StorageVersionList", away)
 	if err := w.m.Renew(t.Context()); !errors.Is(err, away) || !errors.Is(w.m.LastRenewal(), away) || w.m.Announced() {
 		t.Errorf("it is not known whether the reports stand: Renew returns %v, then LastRenewal %v; announced: %v", err, w.m.LastRenewal(), w.m.Announced())
 	}

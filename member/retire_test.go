@@ -165,14 +165,10 @@ func TestMadeAgainBetweenReads(t *testing.T) {
 	crd := w.setCRD("v1")
 	w.deleteCRD(crd)
 	w.m.ForgetCRD(crd)
-	w.Before = func(call string) error {
-		if call == "get StorageVersion example.com.widgets" {
-			w.Before = nil
-			b.ObserveCRD(w.setCRD("v2"))
-			w.settled(b)
-		}
-		return nil
-	}
+	w.Once("get StorageVersion example.com.widgets", func() {
+		b.ObserveCRD(w.setCRD("v2"))
+		w.settled(b)
+	})
 	w.settled(w.m)
 	if n := strings.Count(w.Took(), "delete StorageVersion"); n != 1 { // b's, of the old one
 		t.Errorf("deleted %d times", n)
@@ -312,14 +308,10 @@ func TestReplaceConflict(t *testing.T) {
 	w, b := withTwo(t)
 	w.deleteCRD(w.setCRD("v1"))
 	w.m.ObserveCRD(w.setCRD("v2"))
-	w.Before = func(call string) error {
-		if strings.HasPrefix(call, "delete StorageVersion") {
-			w.Before = nil
-			reports, _ := w.reports(widgets)
-			w.setReports(widgets, agree.Without(reports, b.ID())...)
-		}
-		return nil
-	}
+	w.Once("delete StorageVersion", func() {
+		reports, _ := w.reports(widgets)
+		w.setReports(widgets, agree.Without(reports, b.ID())...)
+	})
 	if _, err := w.m.Step(t.Context()); !apierrors.IsConflict(err) {
 		t.Errorf("Step: %v, want a conflict", err)
 	}
@@ -337,12 +329,7 @@ func TestUnservedIsNotGone(t *testing.T) {
 		if path == "delete StorageVersion" {
 			w.deleteCRD(crd)
 		}
-		w.Before = func(call string) error {
-			if strings.HasPrefix(call, path) {
-				return unserved
-			}
-			return nil
-		}
+		w.Fail(path, unserved)
 		b.ForgetCRD(crd)
 		err := b.Report(t.Context(), widgets)
 		if path == "list CustomResourceDefinitionList" {

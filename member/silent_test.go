@@ -174,14 +174,10 @@ func TestBesideSilent(t *testing.T) {
 		t.Run(at, func(t *testing.T) {
 			w := newWorld(t, []Resource{builtin(secrets)})
 			w.register()
-			w.Before = func(call string) error {
-				if call == at {
-					w.Before = nil
-					w.addSilent(off)
-					w.erase()
-				}
-				return nil
-			}
+			w.Once(at, func() {
+				w.addSilent(off)
+				w.erase()
+			})
 			w.settle()
 			reports, _ := w.reports(secrets)
 			if common, agreed := agree.Common(reports); agreed || !slices.Contains(agree.Encodings(reports), "v1") || !slices.Equal(agree.Silent(reports), []agree.ServerID{off}) {
@@ -209,14 +205,10 @@ func TestSilentBatch(t *testing.T) {
 		t.Run(at, func(t *testing.T) {
 			w := newWorld(t, rs)
 			w.register()
-			w.Before = func(call string) error {
-				if call == at {
-					w.Before = nil
-					w.addSilent(off)
-					w.erase()
-				}
-				return nil
-			}
+			w.Once(at, func() {
+				w.addSilent(off)
+				w.erase()
+			})
 			for range 3 {
 				_, _ = w.m.Step(t.Context())
 				w.clock.Step(time.Minute)

@@ -134,12 +134,7 @@ func TestOutage(t *testing.T) {
 		outage func(w *world)
 	}{
 		{"errors", func(w *world) {
-			w.Before = func(call string) error {
-				if call == "list LeaseList" {
-					return errBroken
-				}
-				return nil
-			}
+			w.Fail("list LeaseList", errBroken)
 			for range 60 {
 				w.clock.Step(time.Second)
 				if err := w.c.Step(w.t.Context(), true); !errors.Is(err, errBroken) {
@@ -399,12 +394,7 @@ func TestBuryErrors(t *testing.T) {
 		w := newWorld(t)
 		w.renew("a", true)
 		w.setReports("core.secrets", "a")
-		w.Before = func(c string) error {
-			if c == strings.TrimSpace(call) {
-				return failure
-			}
-			return nil
-		}
+		w.Fail(strings.TrimSpace(call), failure)
 		if err := w.c.Bury(t.Context(), "a"); err == nil {
 			t.Errorf("%s fails with %v: no error", call, failure)
 		}

@@ -42,12 +42,7 @@ func TestLastLook(t *testing.T) {
 			t.Errorf("%s: storedVersions are %v, after %d last looks; want %v, %d", when, got, looks, stored, want)
 		}
 	}
-	w.Before = func(call string) error {
-		if strings.HasPrefix(call, "update status CustomResource") {
-			return apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("guarded"))
-		}
-		return nil
-	}
+	w.Fail("update status CustomResourceDefinition", apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("guarded")))
 	for range 3 {
 		one()
 	}

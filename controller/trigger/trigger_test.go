@@ -104,19 +104,14 @@ func TestOrder(t *testing.T) {
 func TestConflict(t *testing.T) {
 	w, c := newMigrating(t)
 	w.report(v2)
-	w.Before = func(call string) error {
-		if call != "get StorageVersion" {
-			return nil
-		}
+	w.Once("get StorageVersion", func() {
 		w.Quietly(func() {
 			state := w.state()
 			state.Status.PersistedEncodings = append(state.Status.PersistedEncodings, "batch.example.com/v3")
 			state.Status.PersistedStorageVersionHashes = append(state.Status.PersistedStorageVersionHashes, hash("batch.example.com/v3"))
 			w.must(w.client.Status().Update(context.Background(), state))
 		})
-		w.Before = nil
-		return nil
-	}
+	})
 	if _, err := c.Step(context.Background(), cronJobs); !apierrors.IsConflict(err) {
 		t.Fatalf("error %v, want a conflict", err)
 	}
@@ -130,12 +125,7 @@ func TestConflict(t *testing.T) {
 func TestCrashAfterCreate(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
-	w.Before = func(call string) error {
-		if call == "update status StorageState" {
-			return errors.New("the process is gone")
-		}
-		return nil
-	}
+	w.Fail("update status StorageState", errors.New("the process is gone"))
 	if _, err := c.Step(context.Background(), cronJobs); err == nil {
 		t.Fatal("the lost status update is no error")
 	}
@@ -197,19 +187,14 @@ func TestDeleteIsConditional(t *testing.T) {
 	old := w.migrations()[0]
 	w.report(v1, v2)
 	w.step(c) // the state
-	w.Before = func(call string) error {
-		if call != "delete StorageVersionMigration" {
-			return nil
-		}
+	w.Once("delete StorageVersionMigration", func() {
 		w.Quietly(func() {
 			w.must(w.client.Delete(context.Background(), &old, client.Preconditions{UID: &old.UID}))
 			again := &migrationv1alpha1.StorageVersionMigration{Spec: old.Spec}
 			again.Name = old.Name
 			w.must(w.client.Create(context.Background(), again))
 		})
-		w.Before = nil
-		return nil
-	}
+	})
 	if _, err := c.Step(context.Background(), cronJobs); !changed(err) {
 		t.Fatalf("error %v, want one that says that the look was too old", err)
 	}
@@ -266,13 +251,9 @@ func TestEndedMeanwhile(t *testing.T) {
 	made := w.migrations()[0].Name
 	w.report(v1, v2)
 	w.step(c) // the state
-	w.Before = func(call string) error {
-		if call == "delete StorageVersionMigration" {
-			w.Before = nil
-			w.end(made, migrationv1alpha1.MigrationFailed)
-		}
-		return nil
-	}
+	w.Once("delete StorageVersionMigration", func() {
+		w.end(made, migrationv1alpha1.MigrationFailed)
+	})
 	if _, err := c.Step(context.Background(), cronJobs); !changed(err) {
 		t.Fatalf("error %v, want one that says that the look was too old", err)
 	}
@@ -357,12 +338,7 @@ func TestPruneRefused(t *testing.T) {
 	w, c := toPrune(t)
 	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("denied by a guard"))
 	told := func() string { return w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] }
-	w.Before = func(call string) error {
-		if call == "update status CustomResourceDefinition" {
-			return refusal
-		}
-		return nil
-	}
+	w.Fail("update status CustomResourceDefinition", refusal)
 	for range 3 {
 		_, _ = c.Step(t.Context(), cronJobs)
 	}
@@ -419,12 +395,7 @@ func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 	w.settle(c)
 	w.clock.Step(evolve.Backoff(10))
 	forbidden := apierrors.NewForbidden(schema.GroupResource{}, "", nil)
-	w.Before = func(call string) error {
-		if call == "delete StorageVersionMigration" {
-			return forbidden
-		}
-		return nil
-	}
+	w.Fail("delete StorageVersionMigration", forbidden)
 	if result, err := c.Step(context.Background(), cronJobs); !apierrors.IsForbidden(err) || len(w.migrations()) != 1 {
 		t.Errorf("done %v, error %v, migrations %v", result.Done, err, w.migrations())
 	}

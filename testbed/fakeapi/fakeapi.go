@@ -180,6 +180,30 @@ func (a *API) Note(call string) error {
 	return before(call)
 }
 
+// of says whether a call is one of these: a verb and a kind, or also a name.
+func of(call, these string) bool { return call == these || strings.HasPrefix(call, these+" ") }
+
+// Fail has these calls fail, until Before is another.
+func (a *API) Fail(these string, err error) {
+	a.Before = func(call string) error {
+		if of(call, these) {
+			return err
+		}
+		return nil
+	}
+}
+
+// Once runs f before the next of these calls.
+func (a *API) Once(these string, f func()) {
+	a.Before = func(call string) error {
+		if of(call, these) {
+			a.Before = nil
+			f()
+		}
+		return nil
+	}
+}
+
 // Quietly runs f without records and faults.
 func (a *API) Quietly(f func()) {
 	a.Mu.Lock()
