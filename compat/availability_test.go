@@ -1,11 +1,13 @@
 package compat
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/version"
 )
 
 // The lifecycles of KEP-4330's examples. They remove a version one release after its introduction, so that no version could be stored
@@ -207,5 +209,173 @@ func TestReasons(t *testing.T) {
 		if p.Served(gvr) != c.served {
 			t.Errorf("emulation %s, --runtime-config=%s: Served(%s) = %t", c.emulation, c.config, c.gvr, !c.served)
 		}
+	}
+}
+
+const configured = `
+core              v1       configmaps  1.2  - -
+core              v1       secrets     1.2  - -
+networking.k8s.io v1       ipaddresses 1.33 - -
+networking.k8s.io v1beta1  ipaddresses 1.31 - 1.40
+networking.k8s.io v1       ingresses   1.19 - -
+networking.k8s.io v1alpha1 ipaddresses 1.27 - 1.40
+internal.apiserver.k8s.io v1alpha1 storageversions - - -
+`
+
+// The most specific key wins: resource, version, class, everything, default.
+func TestRuntimeConfigPrecedence(t *testing.T) {
+	for _, c := range []struct{ config, ipaddresses, ingresses, configmaps string }{
+		{"", "v1", "v1", "v1"},
+		{"api/beta=true", "v1 v1beta1", "v1", "v1"},
+		{"api/alpha", "v1 v1alpha1", "v1", "v1"},
+		{"api/all=true", "v1 v1beta1 v1alpha1", "v1", "v1"},
+		{"api/all=true,api/alpha=false", "v1 v1beta1", "v1", "v1"},
+		{"api/all=false,api/ga=true", "v1", "v1", "v1"},
+		{"api/all=false,networking.k8s.io/v1=true", "v1", "v1", ""},
+		{"api/ga=false,networking.k8s.io/v1beta1=1", "v1beta1", "", ""},
+		{"networking.k8s.io/v1=false", "", "", "v1"},
+		{"networking.k8s.io/v1=false,networking.k8s.io/v1/ingresses=true", "", "v1", "v1"},
+		{"networking.k8s.io/v1/ipaddresses=false", "", "v1", "v1"},
+		{"v1=false", "v1", "v1", ""},
+		{"/v1=false", "v1", "v1", ""},
+		{"/v1/configmaps=false", "v1", "v1", ""},
+	} {
+		o := Options{RuntimeConfig: config(t, c.config)}
+		p := mustPlan(t, lifecycles(t, configured), o)
+		for gr, want := range map[string]string{
+			"ipaddresses.networking.k8s.io": c.ipaddresses, "ingresses.networking.k8s.io": c.ingresses, "configmaps": c.configmaps,
+			"storageversions.internal.apiserver.k8s.io": "v1alpha1",
+		} {
+			if got := served(t, p, gr); got != want {
+				t.Errorf("--runtime-config=%s: %s served in %q, want %q", c.config, gr, got, want)
+			}
+		}
+	}
+}
+
+func TestRuntimeConfigErrors(t *testing.T) {
+	for _, c := range []struct{ emulation, config, reason, allowed string }{
+		{"", "apps/v1=true", `invalid key "apps/v1"`,
+			"api/all, api/alpha, api/beta, api/ga, internal.apiserver.k8s.io/v1alpha1, networking.k8s.io/v1, networking.k8s.io/v1alpha1, networking.k8s.io/v1beta1, v1"},
+		{"", "networking.k8s.io/v2=true", `invalid key "networking.k8s.io/v2"`, "allowed are networking.k8s.io/v1, networking.k8s.io/v1alpha1, networking.k8s.io/v1beta1"},
+		{"", "networking.k8s.io/v1/foos=true", `invalid key "networking.k8s.io/v1/foos"`, "allowed are networking.k8s.io/v1/ingresses, networking.k8s.io/v1/ipaddresses"},
+		{"", "v1/pods=true", `invalid key "v1/pods"`, "allowed are v1/configmaps, v1/secrets"},
+		{"", "api/gamma=true", `invalid key "api/gamma"`, "allowed are api/all, api/alpha, api/beta, api/ga"},
+		{"", "networking=true", `invalid key "networking"`, "api/all"},
+		{"", "///=true", `invalid key "///"`, "api/all"},
+		{"", "networking.k8s.io/v1=yes", `invalid value "yes" for flag --runtime-config networking.k8s.io/v1`, "true and false"},
+		{"", "api/all=false", "api/all=false alone", "enable something"},
+		{"1.36", "api/alpha=true", "--runtime-config=api/alpha=true enables networking.k8s.io/v1alpha1/ipaddresses", "allowed are beta and stable versions"},
+		{"1.36", "api/all=true", "--runtime-config=api/all=true enables", "emulation version 1.36 is below binary version 1.37"},
+		{"1.36", "networking.k8s.io/v1alpha1/ipaddresses=true", "alpha APIs may not be used", "allowed are beta and stable versions"},
+	} {
+		o := options(t, Binary, c.emulation, "")
+		o.RuntimeConfig = config(t, c.config)
+		_, err := NewPlan(lifecycles(t, configured), o)
+		wantError(t, err, c.reason, c.allowed)
+	}
+}
+
+func TestBadLifecycles(t *testing.T) {
+	for table, want := range map[string]string{
+		"api v1 things 1.30 - 1.30":                      "api/v1/things: removed in 1.30",
+		"api v1 things 1.30 - -\napi v1 things 1.31 - -": "api/v1/things: given twice",
+		"api latest things 1.30 - -":                     "a version like v1",
+	} {
+		_, err := NewPlan(lifecycles(t, table), Options{})
+		wantError(t, err, want)
+	}
+}
+
+const printed = `
+core                         v1       configmaps                1.2  -    -
+admissionregistration.k8s.io v1       mutatingadmissionpolicies 1.36 -    -
+admissionregistration.k8s.io v1beta1  mutatingadmissionpolicies 1.34 1.37 1.40
+authentication.k8s.io        v1       selfsubjectreviews        1.28 -    -    notpersisted`
+
+func TestPlanTable(t *testing.T) {
+	const want = `binary 1.37, emulation 1.36, min compatibility 1.35
+
+GROUP                         RESOURCE                   VERSION  SERVED  STORAGE VERSION                       REASON
+core                          configmaps                 v1       yes     v1                                    stable since 1.2
+admissionregistration.k8s.io  mutatingadmissionpolicies  v1       yes     admissionregistration.k8s.io/v1beta1  stable since 1.36
+admissionregistration.k8s.io  mutatingadmissionpolicies  v1beta1  no      admissionregistration.k8s.io/v1beta1  beta since 1.34; off by default, --runtime-config=admissionregistration.k8s.io/v1beta1=true enables it
+authentication.k8s.io         selfsubjectreviews         v1       yes     -                                     stable since 1.28
+`
+	if got := mustPlan(t, lifecycles(t, printed), options(t, Binary, "1.36", "")).String(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestPlanRowsJSON(t *testing.T) {
+	const want = `[{"group":"","version":"v1","resource":"configmaps","served":true,"reason":"stable since 1.2","storageVersion":"v1"},` +
+		`{"group":"admissionregistration.k8s.io","version":"v1","resource":"mutatingadmissionpolicies","served":true,"reason":"stable since 1.36","storageVersion":"admissionregistration.k8s.io/v1"},` +
+		`{"group":"admissionregistration.k8s.io","version":"v1beta1","resource":"mutatingadmissionpolicies","served":false,` +
+		`"reason":"beta since 1.34, deprecated in 1.37, will be removed in 1.40; off by default, --runtime-config=admissionregistration.k8s.io/v1beta1=true enables it",` +
+		`"storageVersion":"admissionregistration.k8s.io/v1"},` +
+		`{"group":"authentication.k8s.io","version":"v1","resource":"selfsubjectreviews","served":true,"reason":"stable since 1.28","storageVersion":""}]`
+	got, err := json.Marshal(mustPlan(t, lifecycles(t, printed), Options{}).Rows())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// KEP-4330, Component Flags: "Defaults to emulationVersion-1 if emulationVersion.GreaterThan(binaryVersion-3) [...], and defaults to
+// emulationVersion if emulationVersion.EqualTo(binaryVersion-3)". Of the emulation version: "Defaults to binaryVersion".
+func TestParseVersionsDefaults(t *testing.T) {
+	for _, c := range []struct{ emulation, minCompatibility, wantEmulation, wantMin string }{
+		{"", "", "1.37", "1.36"},
+		{"1.37", "", "1.37", "1.36"},
+		{"1.36", "", "1.36", "1.35"},
+		{"1.35", "", "1.35", "1.34"},
+		{"1.34", "", "1.34", "1.34"},
+		{"", "1.37", "1.37", "1.37"},
+		{"", "1.34", "1.37", "1.34"},
+		{"v1.36", "1.36", "1.36", "1.36"},
+	} {
+		e, m, err := ParseVersions(BinaryVersion(), c.emulation, c.minCompatibility)
+		if err != nil {
+			t.Errorf("%+v: %v", c, err)
+		} else if e.String() != c.wantEmulation || m.String() != c.wantMin {
+			t.Errorf("%+v: got emulation %s, min compatibility %s", c, e, m)
+		}
+	}
+}
+
+// "If below the supported version range the binary will exit and report an invalid flag value error telling the user what versions are
+// allowed." The grid's "--emulation-version=<N-2> - fails flag validation" is the alpha range; the beta range, "Emulation version support
+// for N-3 minor versions", wins.
+func TestParseVersionsErrors(t *testing.T) {
+	const emulation = "allowed versions are 1.34, 1.35, 1.36, 1.37"
+	for _, c := range []struct{ emulation, minCompatibility, value, flag, allowed string }{
+		{"1.38", "", `"1.38"`, "--emulation-version", emulation}, // "--emulation-version=<N+1> - fails flag validation, binary exits"
+		{"1.33", "", `"1.33"`, "--emulation-version", emulation},
+		{"1.4000000000", "", `"1.4000000000"`, "--emulation-version", emulation},
+		{"2.36", "", `"2.36"`, "--emulation-version", emulation},
+		{"latest", "", `"latest"`, "--emulation-version", emulation},
+		{"1.36rc", "", `"1.36rc"`, "--emulation-version", emulation},
+		{"1.36.2", "", `"1.36.2"`, "--emulation-version", emulation},
+		{"1", "", `"1"`, "--emulation-version", emulation},
+		{"1.36", "1.37", `"1.37"`, "--min-compatibility-version", "allowed versions are 1.34, 1.35, 1.36"}, // "Must be <= --emulation-version"
+		{"1.36", "1.33", `"1.33"`, "--min-compatibility-version", "allowed versions are 1.34, 1.35, 1.36"},
+		{"", "1.x", `"1.x"`, "--min-compatibility-version", emulation},
+	} {
+		_, _, err := ParseVersions(BinaryVersion(), c.emulation, c.minCompatibility)
+		wantError(t, err, "invalid value "+c.value+" for flag "+c.flag, c.allowed)
+	}
+}
+
+func TestPlanChecksVersions(t *testing.T) {
+	_, err := NewPlan(nil, options(t, Binary, "1.33", ""))
+	wantError(t, err, "--emulation-version", "out of range for binary version 1.37", "1.34, 1.35, 1.36, 1.37")
+	_, err = NewPlan(nil, options(t, Binary, "1.35", "1.36"))
+	wantError(t, err, "--min-compatibility-version", "out of range for emulation version 1.35", "1.34, 1.35")
+
+	p := mustPlan(t, nil, Options{Emulation: version.MustParse("1.36.4")})
+	if got := p.Binary.String() + " " + p.Emulation.String() + " " + p.MinCompatibility.String(); got != "1.37 1.36 1.35" {
+		t.Errorf("versions of the plan are %s", got)
 	}
 }

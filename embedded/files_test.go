@@ -4,11 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	bolt "go.etcd.io/bbolt"
+	bolterrors "go.etcd.io/bbolt/errors"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/storage/datadir"
 )
@@ -121,4 +125,153 @@ func TestClosedFiles(t *testing.T) {
 	}
 	must(t, os.Truncate(logs[len(logs)-1], 1000))
 	take("the log cut off", false)
+}
+
+// stoppedDatabase returns an etcd's database with enough keys for a tree of some height.
+func stoppedDatabase(t *testing.T) []byte {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "db") // short enough for a socket
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	etcd, err := StartEtcd(t.Context(), dir)
+	must(t, err)
+	must(t, etcd.Close())
+	file := filepath.Join(dir, EtcdDirName, "member", "snap", "db")
+	db, err := bolt.Open(file, 0o600, &bolt.Options{NoFreelistSync: true, NoSync: true})
+	must(t, err)
+	for round := range 4 {
+		err := db.Update(func(tx *bolt.Tx) error {
+			b := tx.Bucket([]byte("key"))
+			for i := range 200 {
+				if err := b.Put(fmt.Appendf(nil, "%016d_", i*(round+1)), make([]byte, 20+i%100)); err != nil {
+					return err
+				}
+			}
+			return b.Put([]byte("large"), make([]byte, 5*os.Getpagesize()))
+		})
+		must(t, err)
+	}
+	var size int64 // of the part in use; bbolt makes files larger
+	must(t, db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }))
+	must(t, db.Close())
+	content, err := os.ReadFile(file)
+	must(t, err)
+	return content[:size]
+}
+
+// usable opens the database as etcd does, which ends the process if it is damaged.
+func usable(t *testing.T, file string) {
+	t.Helper()
+	db, err := bolt.Open(file, 0o600, &bolt.Options{NoFreelistSync: true, NoSync: true, Timeout: time.Second})
+	must(t, err)
+	defer func() { _ = db.Close() }()
+	err = db.Update(func(tx *bolt.Tx) error {
+		return tx.ForEach(func(_ []byte, b *bolt.Bucket) error { return b.Put([]byte("new"), nil) })
+	})
+	must(t, err)
+}
+
+// TestCheckDatabase damages every page in several ways: the check says so, or the database
+// can be used; and it never ends the process.
+func TestCheckDatabase(t *testing.T) {
+	content := stoppedDatabase(t)
+	page := os.Getpagesize()
+	file := filepath.Join(t.TempDir(), "db")
+	random := rand.New(rand.NewPCG(1, 2))
+	try := func(what string, damage func(content []byte) []byte) (damaged bool) {
+		t.Helper()
+		must(t, os.WriteFile(file, damage(append([]byte(nil), content...)), 0o600))
+		err := CheckDatabase(file, time.Second)
+		if err != nil && !errors.Is(err, ErrDamaged) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if err == nil {
+			usable(t, file)
+		}
+		return err != nil
+	}
+	if try("nothing", func(b []byte) []byte { return b }) {
+		t.Fatal("a sound database passes for damaged")
+	}
+	pages := len(content) / page
+	found := map[string]int{}
+	for i := range pages {
+		at := func(b []byte) []byte { return b[i*page : (i+1)*page] }
+		for name, damage := range map[string]func([]byte) []byte{
+			"truncated": func(b []byte) []byte { return b[:i*page+random.IntN(page)] },
+			"zeroed":    func(b []byte) []byte { clear(at(b)); return b },
+			"another":   func(b []byte) []byte { copy(at(b), b[random.IntN(pages)*page:]); return b },
+			"garbage": func(b []byte) []byte {
+				for j := range at(b) {
+					at(b)[j] = byte(random.Uint32())
+				}
+				return b
+			},
+			"a header": func(b []byte) []byte { at(b)[random.IntN(64)] ^= 1 << random.IntN(8); return b },
+			"a bit":    func(b []byte) []byte { at(b)[random.IntN(page)] ^= 1 << random.IntN(8); return b },
+		} {
+			if try(fmt.Sprintf("page %d: %s", i, name), damage) {
+				found[name]++
+			}
+		}
+	}
+	t.Logf("of %d pages, damage was found in %v", pages, found)
+	for name, least := range map[string]int{"truncated": pages / 4, "zeroed": pages / 4, "another": pages / 4, "garbage": pages / 4} {
+		if found[name] < least {
+			t.Errorf("%s: found in %d of %d pages, want at least %d: some are free, but not so many", name, found[name], pages, least)
+		}
+	}
+}
+
+// TestStartKilledEarly: a first start that was killed may leave an empty database.
+func TestStartKilledEarly(t *testing.T) {
+	dir, err := os.MkdirTemp("", "db") // short enough for a socket
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	snap := filepath.Join(dir, EtcdDirName, "member", "snap")
+	must(t, errors.Join(os.MkdirAll(snap, 0o700), os.WriteFile(filepath.Join(snap, "db"), nil, 0o600)))
+	etcd, err := StartEtcd(t.Context(), dir)
+	must(t, err)
+	if err := etcd.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestFirstStartCutOff: the files that a first start has left that was cut off are put aside,
+// and nothing else ever is.
+func TestFirstStartCutOff(t *testing.T) {
+	dir, err := os.MkdirTemp("", "db") // short enough for a socket
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	finish, err := beginFirst(dir)
+	must(t, err)
+	_ = finish // the process ends here, with some of etcd's files written
+	must(t, os.MkdirAll(filepath.Join(dir, EtcdDirName, "member", "wal"), 0o700))
+	for range 3 {
+		etcd, err := StartEtcd(t.Context(), dir)
+		must(t, err)
+		must(t, etcd.Close())
+		if aside, err := filepath.Glob(filepath.Join(dir, EtcdDirName+".unfinished-*")); err != nil || len(aside) != 1 {
+			t.Errorf("put aside: %v, %v", aside, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, firstStartName)); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the mark is still there: %v", err)
+		}
+	}
+}
+
+func TestCheckDatabaseInUse(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "db")
+	if err := CheckDatabase(file, time.Second); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+	db, err := bolt.Open(file, 0o600, nil)
+	must(t, err)
+	if err := CheckDatabase(file, time.Millisecond); !errors.Is(err, bolterrors.ErrTimeout) {
+		t.Errorf("in use: %v", err)
+	}
+	must(t, db.Close())
+	if err := CheckDatabase(file, time.Second); err != nil {
+		t.Errorf("new: %v", err)
+	}
 }

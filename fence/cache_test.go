@@ -1,17 +1,25 @@
 package fence
 
 import (
+	"fmt"
+	"sync"
 	"testing"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/kubernetes"
+	"google.golang.org/grpc"
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured/unstructuredscheme"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer/versioning"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/apiserver/pkg/storage"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc"
+	"github.com/concord-dev/concord/agree"
 )
 
 func countingWorld(t *testing.T) (*world, *watchStreams) {
@@ -138,6 +146,219 @@ func TestReadingsDiffer(t *testing.T) {
 		other := r
 		if change(&other); r.same(other) {
 			t.Errorf("%s: the same", name)
+		}
+	}
+}
+
+var (
+	widgets   = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+	widgetsV1 = schema.GroupVersion{Group: "example.com", Version: "v1"}
+	widgetsV2 = schema.GroupVersion{Group: "example.com", Version: "v2"}
+)
+
+const (
+	encV1 agree.Encoding = "example.com/v1"
+	encV2 agree.Encoding = "example.com/v2"
+)
+
+// widgetCodec is built as apiextensions does it for a served and a storage version.
+func widgetCodec(served, stored schema.GroupVersion) runtime.Codec {
+	return versioning.NewCodec(unstructured.UnstructuredJSONScheme, unstructured.UnstructuredJSONScheme,
+		renaming{}, unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper(),
+		unstructuredscheme.NewUnstructuredDefaulter(), stored, served, "crdRESTOptions")
+}
+
+// renaming converts by changing apiVersion only.
+type renaming struct{}
+
+func (renaming) Convert(in, out, _ any) error {
+	to := out.(*unstructured.Unstructured)
+	gvk := to.GroupVersionKind()
+	to.SetUnstructuredContent(in.(*unstructured.Unstructured).DeepCopy().Object)
+	to.SetGroupVersionKind(gvk)
+	return nil
+}
+
+func (renaming) ConvertToVersion(in runtime.Object, gv runtime.GroupVersioner) (runtime.Object, error) {
+	out := in.DeepCopyObject()
+	gvk, ok := gv.KindForGroupVersionKinds([]schema.GroupVersionKind{in.GetObjectKind().GroupVersionKind()})
+	if !ok {
+		return nil, fmt.Errorf("%s is not for %s", gv.Identifier(), in.GetObjectKind().GroupVersionKind())
+	}
+	out.GetObjectKind().SetGroupVersionKind(gvk)
+	return out, nil
+}
+
+func (renaming) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {
+	return label, value, nil
+}
+
+// widgetStore builds the store of one served version; destroy may be called early.
+func (w *world) widgetStore(served, stored schema.GroupVersion, cached bool) (s storage.Interface, destroy func()) {
+	w.Helper()
+	return w.widgetStoreWith(widgetCodec(served, stored), served, cached)
+}
+
+func (w *world) widgetStoreWith(codec runtime.Codec, served schema.GroupVersion, cached bool) (s storage.Interface, destroy func()) {
+	w.Helper()
+	s, destroy, err := w.decorate(w.config(widgets, codec), "/example.com/widgets", cached,
+		func() runtime.Object {
+			u := &unstructured.Unstructured{}
+			u.SetGroupVersionKind(served.WithKind("Widget"))
+			return u
+		},
+		func() runtime.Object { return newWidgetList(served) })
+	if err != nil {
+		w.Fatalf("decorator: %v", err)
+	}
+	destroy = sync.OnceFunc(destroy)
+	w.Cleanup(destroy)
+	return s, destroy
+}
+
+func newWidgetList(gv schema.GroupVersion) *unstructured.UnstructuredList {
+	l := &unstructured.UnstructuredList{}
+	l.SetGroupVersionKind(gv.WithKind("WidgetList"))
+	return l
+}
+
+func widget(gv schema.GroupVersion, name, size string) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{"size": size}}}
+	u.SetGroupVersionKind(gv.WithKind("Widget"))
+	u.SetName(name)
+	return u
+}
+
+func emptyWidget(gv schema.GroupVersion) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{}
+	u.SetGroupVersionKind(gv.WithKind("Widget"))
+	return u
+}
+
+// setSize is a tryUpdate that can be run again.
+func setSize(size string) storage.UpdateFunc {
+	return storage.SimpleUpdate(func(in runtime.Object) (runtime.Object, error) {
+		u := in.(*unstructured.Unstructured)
+		return u, unstructured.SetNestedField(u.Object, size, "spec", "size")
+	})
+}
+
+// storedAs returns the apiVersion in the stored bytes of a widget; "" if there is none.
+func (w *world) storedAs(name string) (apiVersion, size string) {
+	w.Helper()
+	resp, err := w.fence.client.Get(w.Context(), w.prefix+"/example.com/widgets/"+name)
+	must(w, err)
+	if len(resp.Kvs) == 0 {
+		return "", ""
+	}
+	u := &unstructured.Unstructured{}
+	must(w, u.UnmarshalJSON(resp.Kvs[0].Value))
+	size, _, _ = unstructured.NestedString(u.Object, "spec", "size")
+	return u.GetAPIVersion(), size
+}
+
+// A cache of a custom resource's version exists, and decodes the objects written, from the
+// first read that it answers, or the first update, which begins from the object in the cache.
+func TestCachesOfCustomResourcesAreBuiltWhenUsed(t *testing.T) {
+	w, streams := countingWorld(t)
+	w.permit(widgets, encV2)
+	v1, destroyV1 := w.widgetStore(widgetsV1, widgetsV2, true)
+	v2, destroyV2 := w.widgetStore(widgetsV2, widgetsV2, true)
+
+	key := "/example.com/widgets/w"
+	must := func(err error) {
+		t.Helper()
+		must(t, err)
+	}
+	must(v1.Create(t.Context(), key, widget(widgetsV1, "w", "1"), nil, 0))
+	got := emptyWidget(widgetsV1)
+	must(v1.Get(t.Context(), key, storage.GetOptions{}, got))
+	if size, _, _ := unstructured.NestedString(got.Object, "spec", "size"); size != "1" {
+		t.Errorf("read %v", got.Object)
+	}
+	if n := streams.open.Load(); n != 0 {
+		t.Errorf("%d caches were built by creates and by reads that no cache answers", n)
+	}
+
+	// The first watch waits for its cache, and sees all that comes after.
+	watcher, err := v1.Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{ResourceVersion: got.GetResourceVersion(), Predicate: storage.Everything, Recursive: true})
+	must(err)
+	defer watcher.Stop()
+	must(v2.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV2), false, nil, setSize("3"), nil))
+	event := <-watcher.ResultChan()
+	seen := event.Object
+	if cached, ok := seen.(runtime.CacheableObject); ok {
+		seen = cached.GetObject()
+	}
+	if u, ok := seen.(*unstructured.Unstructured); !ok {
+		t.Fatalf("saw %s %+v", event.Type, seen)
+	} else if size, _, _ := unstructured.NestedString(u.Object, "spec", "size"); size != "3" {
+		t.Errorf("saw %v", event)
+	}
+	eventually(t, "a cache for each version that is used", func() bool { return streams.open.Load() == 2 })
+	must(v1.Delete(t.Context(), key, emptyWidget(widgetsV1), nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}))
+
+	destroyV1()
+	destroyV2()
+	eventually(t, "the caches to end with their stores", func() bool { return streams.open.Load() == 0 })
+}
+
+// A store that was destroyed unread builds no cache any more.
+func TestNoCacheAfterTheEnd(t *testing.T) {
+	w := newWorld(t)
+	s, destroy := w.widgetStore(widgetsV1, widgetsV1, true)
+	destroy()
+	list := &unstructured.UnstructuredList{}
+	wantUnavailable(t, s.GetList(t.Context(), "/example.com/widgets/", storage.ListOptions{Predicate: storage.Everything, Recursive: true}, list))
+	wantUnavailable(t, s.ReadinessCheck())
+}
+
+func TestEncodingOf(t *testing.T) {
+	info, _ := runtime.SerializerInfoForMediaType(builtinCodecs.SupportedMediaTypes(), runtime.ContentTypeJSON)
+	internal := schema.GroupVersion{Group: "apps", Version: runtime.APIVersionInternal}
+	for _, tc := range []struct {
+		name  string
+		codec runtime.Encoder
+		want  agree.Encoding
+	}{
+		{"a storage factory's, core group", builtinCodec(corev1.SchemeGroupVersion), "v1"},
+		{"a storage factory's", builtinCodec(v1alpha1.SchemeGroupVersion), "internal.apiserver.k8s.io/v1alpha1"},
+		{"one group version", builtinCodecs.EncoderForVersion(info.Serializer, v1alpha1.SchemeGroupVersion), "internal.apiserver.k8s.io/v1alpha1"},
+		{"a custom resource's", widgetCodec(widgetsV1, widgetsV2), encV2},
+		{"no versioning", info.Serializer, ""},
+		{"no encoding", runtime.NoopEncoder{}, ""},
+		{"internal", builtinCodecs.EncoderForVersion(info.Serializer, internal), ""},
+		{"internal versioner", builtinCodecs.EncoderForVersion(info.Serializer, runtime.InternalGroupVersioner), ""},
+		{"a list of one version", builtinCodecs.LegacyCodec(v1alpha1.SchemeGroupVersion), "internal.apiserver.k8s.io/v1alpha1"},
+		{"a list of versions", builtinCodecs.LegacyCodec(v1alpha1.SchemeGroupVersion, schema.GroupVersion{Group: v1alpha1.GroupName, Version: "v1"}), ""},
+		{"an empty list", builtinCodecs.EncoderForVersion(info.Serializer, schema.GroupVersions{}), ""},
+		{"disabled versioner", builtinCodecs.EncoderForVersion(info.Serializer, runtime.DisabledGroupVersioner), ""},
+	} {
+		got, err := EncodingOf(tc.codec)
+		if got != tc.want || (err == nil) != (tc.want != "") {
+			t.Errorf("%s: %q, %v, want %q", tc.name, got, err, tc.want)
+		}
+	}
+}
+
+func TestCounts(t *testing.T) {
+	at := func(rev int64) *mvccpb.KeyValue { return &mvccpb.KeyValue{ModRevision: rev} }
+	object := func(rev int64) kubernetes.PutResponse { return kubernetes.PutResponse{KV: at(rev)} }
+	for _, tc := range []struct {
+		name string
+		got  attempt
+		want bool
+	}{
+		{"committed", attempt{PutResponse: kubernetes.PutResponse{Succeeded: true}}, true},
+		{"the object changed", attempt{fence: at(7), PutResponse: object(9)}, true},
+		{"the object is gone", attempt{fence: at(7)}, true},
+		{"the StorageVersion changed", attempt{fence: at(8), PutResponse: object(3)}, false},
+		{"both changed", attempt{fence: at(8), PutResponse: object(9)}, false},
+		{"the StorageVersion is gone", attempt{PutResponse: object(3)}, false},
+		{"etcd went back in time", attempt{fence: at(6)}, false},
+	} {
+		if got := tc.got.counts(7); got != tc.want {
+			t.Errorf("%s: %t, want %t", tc.name, got, tc.want)
 		}
 	}
 }

@@ -1,22 +1,40 @@
 package join
 
 import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/spf13/pflag"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/version"
+	apirequest "k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
+	utilcompatibility "k8s.io/apiserver/pkg/util/compatibility"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/concord-dev/concord/join/internal/registry"
+	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/member/hosting"
+	"github.com/concord-dev/concord/migrate/claim"
 )
 
 func TestValidate(t *testing.T) {
@@ -105,5 +123,227 @@ func TestAnotherEtcd(t *testing.T) {
 	own.Transport.ServerList = []string{"http://127.0.0.1:2"}
 	if _, err := s.complete(things, generic.RESTOptions{StorageConfig: own.ForResource(things)}); err == nil || !strings.Contains(err.Error(), "--etcd-servers-overrides") {
 		t.Errorf("a store in another etcd: %v", err)
+	}
+}
+
+// TestViewRefused: a role for people that cannot be made keeps nothing else from being made, and is tried again without
+// haste.
+func TestViewRefused(t *testing.T) {
+	kube := fake.NewClientset()
+	tries, refuse := 0, true
+	kube.PrependReactor("create", "clusterroles", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		create, ok := action.(clienttesting.CreateAction)
+		if role, is := create.GetObject().(*rbacv1.ClusterRole); !ok || !is || role.Name != roles.View.Name {
+			return false, nil, nil
+		}
+		if tries++; refuse {
+			return true, nil, errors.New("a webhook refuses it")
+		}
+		return false, nil, nil
+	})
+	j := &Join{config: Config{RBAC: true}, clients: &clients{kube: kube, objects: withGadgets(t).Build()}}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := j.ensureOwn(ctx); err != nil || tries > 0 {
+		t.Fatalf("the controllers wait for the role that people read by: %v, after %d tries", err, tries)
+	}
+	var said string
+	j.keepView(t.Context(), &said)
+	if tries != 1 || !strings.Contains(said, "a webhook refuses it") {
+		t.Errorf("after %d tries it has said %q", tries, said)
+	}
+	refuse = false
+	j.keepView(t.Context(), &said)
+	if _, err := kube.RbacV1().ClusterRoles().Get(t.Context(), roles.View.Name, metav1.GetOptions{}); err != nil || said != "" {
+		t.Errorf("when it is let: %v, %q", err, said)
+	}
+}
+
+// TestRolesMadeAgain: that roles are made again is told where they are, and not of a controller that is refused for
+// another reason, which is told once.
+func TestRolesMadeAgain(t *testing.T) {
+	kube := fake.NewClientset() // its SubjectAccessReviews refuse everything
+	j := &Join{config: Config{RBAC: true}, clients: &clients{kube: kube}}
+	var said string
+	if j.restoreRoles(t.Context(), &said); said != "" {
+		t.Errorf("after roles were made it says %q", said)
+	}
+	if j.restoreRoles(t.Context(), &said); !strings.Contains(said, roles.All[0].User()) {
+		t.Errorf("where nothing is missing it says %q", said)
+	}
+	must(t, kube.RbacV1().ClusterRoles().Delete(t.Context(), "concord:"+roles.Trigger.Name, metav1.DeleteOptions{}))
+	if j.restoreRoles(t.Context(), &said); said != "" {
+		t.Errorf("after one was deleted it says %q", said)
+	}
+}
+
+// TestShutdownDelay: a server departs when its shutdown delay is over, and the hooks that take its address away from
+// clients, which the servers have that it delegates to, run before, once.
+func TestShutdownDelay(t *testing.T) {
+	t.Parallel()
+	var ran []string
+	hook := func(name string) genericapiserver.PreShutdownHookFunc {
+		return func() error { ran = append(ran, name); return nil }
+	}
+	chain := genericapiserver.NewEmptyDelegate()
+	var last *genericapiserver.GenericAPIServer
+	for _, name := range []string{"inner", "outer"} {
+		config := genericapiserver.NewConfig(serializer.NewCodecFactory(registry.LeaseScheme))
+		config.EffectiveVersion = utilcompatibility.DefaultBuildEffectiveVersion()
+		config.ExternalAddress, config.LoopbackClientConfig = "127.0.0.1:1", &rest.Config{}
+		config.SkipOpenAPIInstallation = true
+		var err error
+		if last, err = config.Complete(nil).New(name, chain); err != nil {
+			t.Fatal(err)
+		}
+		last.AddPreShutdownHookOrDie(name, hook(name))
+		chain = last
+	}
+	const delay = 50 * time.Millisecond
+	began := time.Now()
+	last.AddPreShutdownHookOrDie("depart", afterDelay(delay, delegated(last), func() error {
+		if took := time.Since(began); took < delay {
+			t.Errorf("it departs after %v", took)
+		}
+		return hook("depart")()
+	}))
+	if err := last.RunPreShutdownHooks(); err != nil {
+		t.Error(err)
+	}
+	ran = slices.DeleteFunc(ran, func(name string) bool { return name == "outer" })
+	if !slices.Equal(ran, []string{"inner", "depart"}) {
+		t.Errorf("it ran %v", ran)
+	}
+}
+
+// Of several versions of storagemigration.k8s.io the best one that is on is mirrored.
+func TestServedMigrations(t *testing.T) {
+	t.Parallel()
+	const group = "/apis/storagemigration.k8s.io/"
+	for _, test := range []struct {
+		name  string
+		paths []string
+		off   string
+		want  string
+	}{
+		{"nothing is served", []string{"/apis", "/api/v1", "/apis/apps/v1"}, "", ""},
+		{"the group alone", []string{"/apis/storagemigration.k8s.io"}, "", ""},
+		{"one", []string{"/apis/apps/v1", group + "v1alpha1"}, "", "v1alpha1"},
+		{"the newest first", []string{group + "v1", group + "v1beta1"}, "", "v1"},
+		{"the newest last", []string{group + "v1alpha1", group + "v1beta1", group + "v1"}, "", "v1"},
+		{"a beta before an alpha of a higher number", []string{group + "v2alpha1", group + "v1beta1"}, "", "v1beta1"},
+		{"the newest is off", []string{group + "v1", group + "v1beta1"}, "v1", "v1beta1"},
+		{"the only one is off", []string{group + "v1"}, "v1", ""},
+		{"another group's", []string{"/apis/storagemigration.k8s.io.example.com/v1", "/apis/migration.k8s.io/v1alpha1"}, "", ""},
+	} {
+		got, ok := servedMigrations(test.paths, func(gvr schema.GroupVersionResource) bool {
+			if gvr.Group != "storagemigration.k8s.io" || gvr.Resource != "storageversionmigrations" {
+				t.Errorf("%s: it is asked whether %s is on", test.name, gvr)
+			}
+			return gvr.Version != test.off
+		})
+		if got.Version != test.want || ok != (test.want != "") || ok && got.Group != "storagemigration.k8s.io" {
+			t.Errorf("%s: %s, %t", test.name, got, ok)
+		}
+	}
+}
+
+// Servers stand for election among their like, and run the controllers of their like: servers that
+// report nothing, and aggregated servers, must not keep the protocol's controllers from running.
+func TestNewLeading(t *testing.T) {
+	made, err := newClients(Config{Loopback: &rest.Config{Host: "https://127.0.0.1:1"}, RBAC: true, Emulation: version.MustParse("1.2")})
+	must(t, err)
+	for _, test := range []struct {
+		name           string
+		silent         bool
+		hosting        *hosting.Host
+		lock           string
+		skew, protocol bool
+	}{
+		{"a cluster's own server", false, nil, "concord-controllers", true, true},
+		{"one that reports nothing", true, nil, "concord-controllers-without-storage-versions", true, false},
+		{"an aggregated one", false, &hosting.Host{}, "concord-aggregated", false, false},
+	} {
+		j := &Join{identity: "me", clients: made, hosting: test.hosting, migrating: &migrating{counts: &claim.Metrics{}}}
+		j.config.Silent = test.silent
+		if err := j.newLeading(); err != nil {
+			t.Fatalf("%s: %v", test.name, err)
+		}
+		l := j.leading
+		if l.election.Lock != test.lock || l.election.Identity != "me" || l.election.Client != l.elector {
+			t.Errorf("%s runs for %s as %s", test.name, l.election.Lock, l.election.Identity)
+		}
+		if (l.skew != nil) != test.skew || (l.trigger != nil) != test.protocol || (l.tally != nil) != test.protocol || l.mirror != nil {
+			t.Errorf("%s: skew %v, trigger %v, tally %v, mirror %v", test.name, l.skew, l.trigger, l.tally, l.mirror)
+		}
+	}
+}
+
+// TestStoresNothing: connections, tokens and dry runs are told from what is stored.
+func TestStoresNothing(t *testing.T) {
+	t.Parallel()
+	resolver := &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
+	for _, test := range []struct {
+		method, path string
+		want         bool
+	}{
+		{http.MethodPost, "/api/v1/namespaces/d/serviceaccounts/s/token", true},
+		{http.MethodPost, "/api/v1/namespaces/d/pods/p/exec", true},
+		{http.MethodPost, "/api/v1/namespaces/d/services/s/proxy/some/path", true},
+		{http.MethodPut, "/api/v1/nodes/n/proxy/", true},
+		{http.MethodPatch, "/apis/apps/v1/namespaces/d/deployments/d?fieldManager=x&dryRun=All", true},
+		{http.MethodPatch, "/apis/apps/v1/namespaces/d/deployments/d?dryRun=", false},
+		{http.MethodPost, "/api/v1/namespaces/d/serviceaccounts", false},
+		{http.MethodPost, "/api/v1/namespaces/d/pods/p/eviction", false},
+		{http.MethodPut, "/apis/example.com/v1/namespaces/d/pods/p/proxy", false},
+	} {
+		r := httptest.NewRequest(test.method, test.path, nil)
+		info, err := resolver.NewRequestInfo(r)
+		must(t, err)
+		got, ok := describe(r.WithContext(apirequest.WithRequestInfo(r.Context(), info)))
+		if !ok || got.StoresNothing != test.want {
+			t.Errorf("%s %s: %+v, %t", test.method, test.path, got, ok)
+		}
+	}
+}
+
+// The reason that an alert names tells a restored etcd, with which servers are to be restarted, from one that is away.
+func TestRefusal(t *testing.T) {
+	err := errors.New("etcd")
+	for want, got := range map[string]string{"EtcdRestored": refusalOf(err, err), "EtcdUnwritable": refusalOf(nil, err), "NotReported": refusalOf(nil, nil)} {
+		if got != want {
+			t.Errorf("%s, want %s", got, want)
+		}
+	}
+}
+
+// partlyStale is discovery as it is while the server of one aggregated API is away.
+const partlyStale = `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","items":[
+{"metadata":{"name":"here.example.com"},"versions":[{"version":"v1","freshness":"Current","resources":[
+ {"resource":"things","responseKind":{"group":"here.example.com","version":"v1","kind":"Thing"},"scope":"Namespaced","singularResource":"thing","verbs":["list"]}]}]},
+{"metadata":{"name":"away.example.com"},"versions":[{"version":"v1","freshness":"Stale"}]}]}`
+
+// TestKindsOfAggregated asserts that a resource is not called missing while the server
+// that may serve it is away.
+func TestKindsOfAggregated(t *testing.T) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")
+		body := `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","items":[]}`
+		if r.URL.Path == "/apis" {
+			body = partlyStale
+		}
+		_, _ = io.WriteString(w, body)
+	}))
+	defer server.Close()
+	client, err := discovery.NewDiscoveryClientForConfig(&rest.Config{Host: server.URL})
+	must(t, err)
+	k := newKinds(nil, client)
+	if kind, err := k.Kind(t.Context(), schema.GroupResource{Group: "here.example.com", Resource: "things"}); err != nil || kind != "Thing" {
+		t.Errorf("things are of the kind %q, %v", kind, err)
+	}
+	for group, missing := range map[string]bool{"here.example.com": true, "nowhere.example.com": true, "away.example.com": false} {
+		if _, err := k.Kind(t.Context(), schema.GroupResource{Group: group, Resource: "widgets"}); err == nil || meta.IsNoMatchError(err) != missing {
+			t.Errorf("widgets of %s: %v, want that they are missing: %t", group, err, missing)
+		}
 	}
 }

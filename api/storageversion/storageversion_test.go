@@ -1,12 +1,19 @@
 package storageversion
 
 import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
 	"testing"
 	"time"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/validation"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -96,5 +103,155 @@ func TestHistory(t *testing.T) {
 		if h, err := History(sv); err == nil {
 			t.Errorf("History of %v: %v, want an error", bad, h)
 		}
+	}
+}
+
+func TestIsGone(t *testing.T) {
+	notFound := apierrors.NewNotFound(Resource, "x")
+	for _, test := range []struct {
+		name string
+		err  error
+		want bool
+	}{
+		{"no error", nil, false},
+		{"the object is gone", notFound, true},
+		{"wrapped", fmt.Errorf("get it: %w", notFound), true},
+		{"the path is not served", apierrors.NewGenericServerResponse(http.StatusNotFound, "get", Resource, "x", "404 page not found", 0, true), false},
+		{"the resource is not served", apierrors.NewGenericServerResponse(http.StatusNotFound, "get", Resource, "", "", 0, false), false},
+		{"no details", &apierrors.StatusError{ErrStatus: metav1.Status{Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound}}, false},
+		{"a timeout", apierrors.NewTimeoutError("x", 1), false},
+		{"no answer", errors.New("connection refused"), false},
+	} {
+		if got := IsGone(test.err); got != test.want {
+			t.Errorf("%s: IsGone(%v) = %t", test.name, test.err, got)
+		}
+	}
+}
+
+// The seal that a server encrypts with goes with its report: it survives the wire, is written by
+// status updates only, and is not taken for nothing where it cannot be read.
+func TestSeals(t *testing.T) {
+	by := func(server agree.ServerID, seal agree.Seal) agree.Report {
+		return agree.Report{Server: server, Encoding: agree.Encoding("v1").Sealed(seal), Decodable: []string{"v1"}, Served: []string{"v1"}}
+	}
+	const a, b = "aescbc:v1:a:1", "aescbc:v1:b:2"
+	sv := &v1alpha1.StorageVersion{}
+	PrepareCreate(sv)
+	update := func(want agree.Encoding, epoch int64, reports ...agree.Report) {
+		t.Helper()
+		sent := sv.DeepCopy()
+		sent.Annotations["somebody"] = "else"
+		SetReports(sent, reports, metav1.Now())
+		PrepareStatusUpdate(sent, sv)
+		if got := Reports(sent); !agree.Equal(got, reports) {
+			t.Errorf("stored %v, want %v", got, reports)
+		}
+		if common, _ := Agreement(sent); common != want {
+			t.Errorf("agreement %q, want %q", common, want)
+		}
+		if h, err := History(sent); err != nil || h.Epoch != epoch {
+			t.Errorf("history %s, %v, want epoch %d", h, err, epoch)
+		}
+		if sent.Annotations["somebody"] != "" {
+			t.Error("a status update has written an annotation")
+		}
+		for _, r := range sent.Status.StorageVersions {
+			if r.EncodingVersion != "v1" {
+				t.Errorf("the encodingVersion is %q", r.EncodingVersion)
+			}
+		}
+		sv = sent
+	}
+	update("v1", 1, by("s1", ""))
+	update("", 2, by("s1", ""), by("s2", a))
+	update("v1+"+a, 3, by("s1", a), by("s2", a))
+	update("", 4, by("s1", b), by("s2", a))
+	update("v1+"+b, 5, by("s1", b))
+
+	sent := sv.DeepCopy()
+	sent.Annotations = map[string]string{SealsAnnotation: `{"s1":""}`}
+	PrepareUpdate(sent, sv)
+	if !maps.Equal(sent.Annotations, sv.Annotations) {
+		t.Errorf("an update of the object has changed what is encrypted with: %v", sent.Annotations)
+	}
+	sv.Annotations[SealsAnnotation] = "{"
+	if common, agreed := Agreement(sv); agreed && common.Seal() == "" {
+		t.Error("an annotation that cannot be read means that nothing is encrypted")
+	}
+	update("v1", 6, by("s1", ""))
+	if _, left := sv.Annotations[SealsAnnotation]; left {
+		t.Error("the annotation stays where nothing is encrypted")
+	}
+}
+
+// report has a server report an encoding, as a status update.
+func report(t *testing.T, old *v1alpha1.StorageVersion, encoding agree.Encoding) *v1alpha1.StorageVersion {
+	t.Helper()
+	sv := old.DeepCopy()
+	plain := string(encoding.Plain())
+	SetReports(sv, []agree.Report{{Server: "a", Encoding: encoding, Decodable: []string{plain}, Served: []string{plain}}}, metav1.Now())
+	PrepareStatusUpdate(sv, old)
+	if errs := validation.ValidateAnnotations(sv.Annotations, field.NewPath("annotations")); len(errs) > 0 {
+		t.Fatal(errs)
+	}
+	return sv
+}
+
+func size(sv *v1alpha1.StorageVersion) int {
+	n := 0
+	for key, value := range sv.Annotations {
+		n += len(key) + len(value)
+	}
+	return n
+}
+
+// TestManyKeys has a server report a new key again and again: the StorageVersion takes all
+// reports, stays small, and a reader that has not looked since the first learns of Unknown.
+func TestManyKeys(t *testing.T) {
+	sv := &v1alpha1.StorageVersion{}
+	PrepareCreate(sv)
+	for i := range 3000 {
+		sv = report(t, sv, agree.Encoding(fmt.Sprintf("apps/v1+kms:v2:provider:%064d:0123456789abcdef", i)))
+	}
+	if n := size(sv); n > 32<<10 {
+		t.Errorf("the annotations take %d bytes", n)
+	}
+	h, err := History(sv)
+	if err != nil || h.Epoch != 3000 || h.Forgotten == 0 {
+		t.Fatalf("%v, %v", h, err)
+	}
+	if got := h.Since(1); len(got) != len(h.Last)+1 {
+		t.Errorf("since 1: %d encodings of %d, want Unknown beside them", len(got), len(h.Last))
+	}
+	if got := h.Since(2999); len(got) != 1 || got[0] == agree.Unknown {
+		t.Errorf("since 2999: %v", got)
+	}
+}
+
+// TestFullHistory has a server report to a StorageVersion whose annotations are full, as
+// they could become before histories were bounded.
+func TestFullHistory(t *testing.T) {
+	full := agree.History{Last: map[agree.Encoding]int64{}}
+	for n := 0; n < validation.TotalAnnotationSizeLimitB-1024; {
+		full.Epoch++
+		e := agree.Encoding(fmt.Sprintf("apps/v1+aescbc:v1:key%d:0123456789abcdef", full.Epoch))
+		full.Last[e] = full.Epoch
+		n += len(e) + len(fmt.Sprintf(`"":%d,`, full.Epoch))
+	}
+	sv := &v1alpha1.StorageVersion{}
+	SetHistory(sv, full)
+	if sv = report(t, sv, "apps/v1"); size(sv) > 32<<10 {
+		t.Errorf("the annotations take %d bytes", size(sv))
+	}
+}
+
+// TestForgottenFromClient has a client claim what is forgotten: it is ignored.
+func TestForgottenFromClient(t *testing.T) {
+	old := report(t, &v1alpha1.StorageVersion{}, "apps/v1")
+	sv := old.DeepCopy()
+	sv.Annotations[ForgottenAnnotation] = "7"
+	PrepareUpdate(sv, old)
+	if h, err := History(sv); err != nil || h.Forgotten != 0 {
+		t.Errorf("%v, %v", h, err)
 	}
 }

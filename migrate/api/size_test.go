@@ -2,14 +2,19 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 )
 
@@ -68,5 +73,122 @@ func TestListOfLarge(t *testing.T) {
 		if last := test.want[len(test.want)-1]; err != nil || len(list.Items) != last || !slices.Equal(limits, test.want) {
 			t.Errorf("of objects of %d bytes the limits were %v: %d objects, %v", test.each, limits, len(list.Items), err)
 		}
+	}
+}
+
+// TestPagesOfLarge: the proof and the cleaning of managedFields list as many objects at a time as their size allows.
+func TestPagesOfLarge(t *testing.T) {
+	for _, test := range []struct {
+		each int
+		want []int
+	}{{100, []int{25, 50, 100, 100, 100}}, {240_000, slices.Concat([]int{25}, slices.Repeat([]int{8}, 34))}} {
+		var limits []int
+		listed := 0
+		annotations := map[string]string{"applied": strings.Repeat("z", test.each)}
+		list := func(limit int, from string) (*metav1.PartialObjectMetadataList, error) {
+			limits = append(limits, limit)
+			begin, _ := strconv.Atoi(from)
+			page := &metav1.PartialObjectMetadataList{Items: make([]metav1.PartialObjectMetadata, min(limit, 297-begin))}
+			for i := range page.Items {
+				page.Items[i].Annotations = annotations
+			}
+			if end := begin + len(page.Items); end < 297 {
+				page.Continue = strconv.Itoa(end)
+			}
+			return page, nil
+		}
+		err := Pages(t.Context(), 100, list, func() {}, func(items []metav1.PartialObjectMetadata) error {
+			listed += len(items)
+			return nil
+		})
+		if err != nil || listed != 297 || !slices.Equal(limits, test.want) {
+			t.Errorf("of objects of %d bytes %d were listed, in pages of %v, expected %v: %v", test.each, listed, limits, test.want, err)
+		}
+	}
+}
+
+// A patch that changes nothing is no write, and the resourceVersion that it returns is that of another one.
+func TestTelling(t *testing.T) {
+	now := ""
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, fmt.Sprintf(`{"kind":"PartialObjectMetadata","apiVersion":"meta.k8s.io/v1","metadata":{"resourceVersion":%q}}`, now))
+	}))
+	defer server.Close()
+	client, err := NewClient(&rest.Config{Host: server.URL})
+	must(t, err)
+	var told []string
+	client = client.Telling(func(resourceVersion string) { told = append(told, resourceVersion) })
+	for _, now = range []string{"7", "9", "7"} {
+		if err := client.Patch(t.Context(), schema.GroupVersionResource{Group: "example.com", Version: "v1", Resource: "widgets"},
+			types.NamespacedName{Name: "x"}, []byte(`{"metadata":{"uid":"u","resourceVersion":"7"}}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(told, []string{"9"}) {
+		t.Errorf("told are the writes %v", told)
+	}
+}
+
+// TestGentle: beside a server that works on two patches at a time, which take 4 ms, few more than two
+// are under way, and as many again once it works on four; or as
+// many as lengthen patches by no more than the bound that is set.
+func TestGentle(t *testing.T) {
+	for name, test := range map[string]struct {
+		of          gentle
+		processors  float64
+		least, most float64
+	}{
+		"two":                   {gentle{}, 2, 2, 4},
+		"eight":                 {gentle{}, 8, 8, 10},
+		"one":                   {gentle{}, 1, 1, 2.5},
+		"half as long again":    {gentle{most: 2 * time.Millisecond}, 8, 9, 13},
+		"as many as there may":  {gentle{}, 1000, 32, 32},
+		"eight times as long":   {gentle{most: 28 * time.Millisecond}, 2, 8, 17},
+		"it is bound to be one": {gentle{most: 1}, 0.1, 1, 1},
+	} {
+		w := window{limit: 1, most: 32, gentle: &test.of}
+		for i := range 5500 {
+			took := time.Duration(float64(4*time.Millisecond) * max(1, float64(w.now())/test.processors))
+			w = w.taken(time.Time{}.Add(time.Duration(i+1)), took)
+		}
+		if w.limit < test.least || w.limit > test.most {
+			t.Errorf("%s: %v under way, want %v to %v", name, w.limit, test.least, test.most)
+		}
+	}
+}
+
+// TestGentleSlow: where each patch takes seconds, as behind a slow webhook, few of them are made one at a time.
+func TestGentleSlow(t *testing.T) {
+	g := gentle{}
+	for range leastRested {
+		if !g.rests() {
+			t.Fatal("it does not rest at first")
+		}
+		g = g.after(20 * time.Second)
+	}
+	if g.rests() || g.base != 20*time.Second || g.grows(1) != 1 {
+		t.Errorf("after %d patches of 20 s it rests: %t, and knows of %v", leastRested, g.rests(), g.base)
+	}
+}
+
+// TestGentleAgain: a server that has become slower is not taken for one where patches wait, once one
+// alone has taken as long.
+func TestGentleAgain(t *testing.T) {
+	g := gentle{}
+	for range restEvery {
+		g = g.after(time.Millisecond)
+	}
+	for range rested - 1 {
+		g = g.after(5 * time.Millisecond)
+	}
+	if g.base != time.Millisecond || !g.rests() {
+		t.Errorf("base is %v in a rest", g.base)
+	}
+	for range 100 {
+		g = g.after(5 * time.Millisecond)
+	}
+	if g.base != 5*time.Millisecond || g.rests() || g.grows(1) != 1 {
+		t.Errorf("base is %v behind it, usual %v", g.base, g.usual)
 	}
 }

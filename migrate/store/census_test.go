@@ -1,11 +1,16 @@
 package store
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
+	"io"
 	"reflect"
 	"strings"
 	"testing"
+
+	machinery "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -180,4 +185,165 @@ func TestCountStartsAnewAfterCompaction(t *testing.T) {
 	if _, err := Count(t.Context(), kv, "/registry", nil); !errors.Is(err, ErrCompacted) {
 		t.Fatalf("got %v", err)
 	}
+}
+
+func unknown(apiVersion, kind string) []byte {
+	u := machinery.Unknown{TypeMeta: machinery.TypeMeta{APIVersion: apiVersion, Kind: kind}, Raw: []byte("raw")}
+	out, err := u.Marshal()
+	if err != nil {
+		panic(err)
+	}
+	return append([]byte("k8s\x00"), out...)
+}
+
+func TestEnvelope(t *testing.T) {
+	for name, test := range map[string]struct {
+		value    string
+		encoding agree.Encoding
+		kind     string
+	}{
+		"protobuf":                        {string(unknown("apps/v1", "Deployment")), "apps/v1", "Deployment"},
+		"protobuf, core group":            {string(unknown("v1", "Secret")), "v1", "Secret"},
+		"protobuf, fields before":         {"k8s\x00\x12\x01r\x18\x05\x0a\x09\x0a\x02v1\x12\x03Pod", "v1", "Pod"},
+		"protobuf, nothing behind":        {"k8s\x00\x0a\x09\x0a\x02v1\x12\x03Pod\xff\xff", "v1", "Pod"},
+		"protobuf, no kind":               {string(unknown("v1", "")), "", ""},
+		"protobuf, no version":            {string(unknown("", "Pod")), "", ""},
+		"protobuf, truncated":             {"k8s\x00\x0a\x20\x0a\x02v1", "", ""},
+		"protobuf, length overflows":      {"k8s\x00\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "", ""},
+		"protobuf, empty":                 {"k8s\x00", "", ""},
+		"json":                            {`{"apiVersion":"v1","kind":"Pod","metadata":{}}`, "v1", "Pod"},
+		"json, only what it takes":        {`{"kind":"Pod","apiVersion":"a.b/v1",`, "a.b/v1", "Pod"},
+		"json, spaces":                    {" \n{\t\"kind\" : \"Pod\" , \"apiVersion\" : \"v1\" }", "v1", "Pod"},
+		"json, fields at the end":         {`{"metadata":{"a":["}",{"b":"\"]"}],"n":-1.5e3,"t":true,"z":null},"spec":[],"apiVersion":"v1","kind":"Pod"}`, "v1", "Pod"},
+		"json, nested fields do not":      {`{"spec":{"apiVersion":"v2","kind":"X"},"apiVersion":"v1","kind":"Pod"}`, "v1", "Pod"},
+		"json, escapes":                   {`{"api\u0056ersion":"apps\/v1","kind":"P\u006fd"}`, "apps/v1", "Pod"},
+		"json, other case":                {`{"APIVERSION":"v1","kind":"Pod"}`, "", ""},
+		"json, no kind":                   {`{"apiVersion":"v1"}`, "", ""},
+		"json, number for a version":      {`{"apiVersion":1,"kind":"Pod"}`, "", ""},
+		"json, malformed version":         {`{"apiVersion":"a/b/c","kind":"Pod"}`, "", ""},
+		"json, version with empty group":  {`{"apiVersion":"/v1","kind":"Pod"}`, "", ""},
+		"json, group without version":     {`{"apiVersion":"apps/","kind":"Pod"}`, "", ""},
+		"json, array":                     {`[{"apiVersion":"v1","kind":"Pod"}]`, "", ""},
+		"json, unterminated":              {`{"metadata":{"a":`, "", ""},
+		"json, unterminated string":       {`{"metadata`, "", ""},
+		"json, string ends in a slash":    {`{"a\`, "", ""},
+		"json, closing bracket too early": {`{"a":]`, "", ""},
+		"yaml":                            {"apiVersion: v1\ndata:\n  kind: Secret\nkind: ConfigMap\n", "v1", "ConfigMap"},
+		"yaml, any order, quotes":         {"# a comment\nkind: \"Pod\"\nspec: {}\napiVersion: 'a.b/v1' # too", "a.b/v1", "Pod"},
+		"yaml, what others hold":          {"data:\n  a: |\n    kind: X\n  apiVersion: v9\nitems:\n- kind: X\napiVersion: v1\nkind: Pod", "v1", "Pod"},
+		"yaml, damaged behind":            {"apiVersion: v1\nkind: Pod\nspec: [\xff", "v1", "Pod"},
+		"yaml, only nested":               {"spec:\n  apiVersion: v1\n  kind: Pod\n", "", ""},
+		"yaml, no kind":                   {"apiVersion: v1\nspec: {}\n", "", ""},
+		"yaml, number for a version":      {"apiVersion: 1\nkind: Pod\n", "", ""},
+		"yaml, kind is an object":         {"apiVersion: v1\nkind:\n  Pod: x\n", "", ""},
+		"yaml, unterminated":              {"apiVersion: v1\nkind: \"Pod", "", ""},
+		"yaml, no space":                  {"apiVersion:v1\nkind:Pod", "", ""},
+		"yaml, an alias of nothing":       {"apiVersion: v1\nkind: *kind", "", ""},
+		"encrypted":                       {"k8s:enc:aescbc:v1:key1:xyz", "", ""},
+		"text":                            {"10.0.0.1", "", ""},
+		"empty":                           {"", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			encoding, kind, ok := Envelope([]byte(test.value))
+			if encoding != test.encoding || kind != test.kind || ok != (test.kind != "") {
+				t.Fatalf("got %q %q %v", encoding, kind, ok)
+			}
+		})
+	}
+}
+
+func TestEncryption(t *testing.T) {
+	for value, want := range map[string]string{
+		"k8s:enc:aescbc:v1:key1:\x00\x01":  "aescbc:v1:key1",
+		"k8s:enc:kms:v2:my-kms:data:more:": "kms:v2:my-kms",
+		// of which the second is a field with the ID of the key
+		"k8s:enc:kms:v2:my-kms:\x0a\x01x\x12\x01k": "kms:v2:my-kms:8254c329a92850f6",
+		"k8s:enc:kms:v1:my-kms:\x0a\x01x\x12\x01k": "kms:v1:my-kms",
+		"k8s:enc:secretbox:v1:k:":                  "secretbox:v1:k",
+		"k8s:enc:aescbc:v1:":                       Unnamed,
+		"k8s:enc:aescbc:v1:key":                    Unnamed,
+		"k8s:enc:::key:":                           Unnamed,
+		"k8s:enc:a:b:\x00:":                        Unnamed,
+		"k8s:enc:":                                 Unnamed,
+		"k8s:enc:kms:v2:my kms:\x0a\x01x":          Unnamed,
+		"k8s\x00":                                  "",
+		"":                                         "",
+	} {
+		if got, ok := Encryption([]byte(value)); got != want || ok != (want != "") {
+			t.Errorf("%q: got %q %v, want %q", value, got, ok, want)
+		}
+	}
+}
+
+// slowEnvelope is the obvious way to read a JSON envelope: every token, the first of
+// each field. It says nothing (false) about text that is no JSON object.
+func slowEnvelope(value []byte) (apiVersion, kind string, isObject bool) {
+	if !json.Valid(value) {
+		return "", "", false
+	}
+	d := json.NewDecoder(bytes.NewReader(value))
+	if first, err := d.Token(); err != nil || first != json.Delim('{') {
+		return "", "", false
+	}
+	fields := map[string]any{}
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return "", "", false
+		}
+		var v any
+		if err := d.Decode(&v); err != nil && err != io.EOF {
+			return "", "", false
+		}
+		if _, again := fields[name.(string)]; !again {
+			fields[name.(string)] = v
+		}
+	}
+	apiVersion, _ = fields["apiVersion"].(string)
+	kind, _ = fields["kind"].(string)
+	return apiVersion, kind, true
+}
+
+func FuzzEnvelope(f *testing.F) {
+	for _, seed := range []string{
+		`{"apiVersion":"v1","kind":"Pod"}`,
+		`{"metadata":{"a":["}",{"b":"\"]"}]},"apiVersion":"apps/v1","kind":"P\u006fd"}`,
+		`{"kind":"Pod","n":-1.5e3,"apiVersion":"v1","t":true,"z":null}`,
+		`{"a":"\`, `{`, `{}`, `[]`, `{"a":{{{{{{`,
+		string(unknown("apps/v1", "Deployment")),
+		"k8s\x00\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
+		"k8s\x00\x0b\x0b\x0c\x0c", "k8s:enc:aescbc:v1:key1:xyz", "k8s:enc:::",
+		"apiVersion: v1\nkind: Pod\n", "kind: &a [*a]\napiVersion: !!binary v1", "\xd9\xd9\xf7\xa0",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, value []byte) {
+		encoding, kind, ok := Envelope(value)
+		Encryption(value)
+		if ok {
+			if gv, err := schema.ParseGroupVersion(string(encoding)); err != nil || gv.String() != string(encoding) || kind == "" {
+				t.Fatalf("ok with %q %q", encoding, kind)
+			}
+		}
+		if rest, found := bytes.CutPrefix(value, protobufPrefix); found {
+			if u, canonical := canonicalUnknown(rest); canonical && (u.APIVersion == "v1" && u.Kind != "") && (encoding != "v1" || kind != u.Kind) {
+				t.Fatalf("got %q %q %v of %+v", encoding, kind, ok, u)
+			}
+			return
+		}
+		if apiVersion, wantKind, isObject := slowEnvelope(value); isObject && ok && (apiVersion != string(encoding) || wantKind != kind) {
+			t.Fatalf("got %q %q, the slow reader %q %q", encoding, kind, apiVersion, wantKind)
+		} else if isObject && !ok && apiVersion == "v1" && wantKind != "" {
+			t.Fatalf("not ok, the slow reader has %q %q", apiVersion, wantKind)
+		}
+	})
+}
+
+// canonicalUnknown decodes a message that an encoder has, or could have, written.
+func canonicalUnknown(message []byte) (u machinery.Unknown, ok bool) {
+	if err := u.Unmarshal(message); err != nil {
+		return u, false
+	}
+	again, err := u.Marshal()
+	return u, err == nil && bytes.Equal(again, message)
 }

@@ -3,14 +3,21 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"math/rand/v2"
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+	machinery "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/utils/clock"
 
+	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/migrate/pace"
+	"github.com/concord-dev/concord/workers"
 )
 
 func TestCountEncodings(t *testing.T) {
@@ -150,5 +157,146 @@ func TestWalkStops(t *testing.T) {
 	cancel()
 	if counts, err := CountEncodings(ctx, NewEtcd(c), prefix); err == nil || len(counts) != 0 {
 		t.Errorf("got %v, %v", counts, err)
+	}
+}
+
+// visitingReader adds up the keys that etcd visits. It has no streams.
+type visitingReader struct {
+	Reader
+	visited, pages int64
+}
+
+// Range implements Reader.
+func (r *visitingReader) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
+	page, err := r.Reader.Range(ctx, start, end, limit, revision)
+	r.visited += page.Count
+	r.pages++
+	return page, err
+}
+
+// Whatever the keys look like, all are read once and in order, and the work for etcd grows
+// with the keys and not with their square.
+func TestPagerAsksForShortRanges(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	const n = 30_000
+	for name, key := range map[string]func(i int) string{
+		"numbered":   func(i int) string { return fmt.Sprintf("object-%d", i) },
+		"padded":     func(i int) string { return fmt.Sprintf("a-name-that-many-begin-with-%08d", i) },
+		"random":     func(int) string { return fmt.Sprintf("%016x", random.Uint64()) },
+		"namespaced": func(i int) string { return fmt.Sprintf("team-%d/app-%x", i%300, random.Uint32()) },
+		"nested":     func(i int) string { return fmt.Sprintf("%0*d", 1+i%200, 0) + fmt.Sprint(i) },
+		"high bytes": func(i int) string { return fmt.Sprintf("\xff\xff%c\xff%d", rune('a'+i%3), i) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := startEtcd(t)
+			prefix := widgetPrefix
+			load(t, c, n, func(i int) string { return prefix + key(i) }, func(int) []byte { return []byte("small") })
+			put(t, c, "/registry/example.com/widgetsets/a", []byte("another resource"))
+			stored, err := c.Get(t.Context(), prefix, clientv3.WithPrefix(), clientv3.WithKeysOnly())
+			must(t, err)
+			reader := &visitingReader{Reader: NewEtcd(c)}
+			i := 0
+			must(t, Walk(t.Context(), reader, prefix, func(e Entry) error {
+				if want := string(stored.Kvs[i].Key); e.Key != want {
+					t.Fatalf("key %d is %q, want %q", i, e.Key, want)
+				}
+				i++
+				return nil
+			}))
+			if i != len(stored.Kvs) {
+				t.Errorf("%d of %d keys were read", i, len(stored.Kvs))
+			}
+			t.Logf("%d keys visited in %d pages", reader.visited, reader.pages)
+			if most := int64(20 * n); reader.visited > most {
+				t.Errorf("%d keys were visited for %d, more than %d", reader.visited, n, most)
+			}
+			if most := int64(4 * n / 500); reader.pages > most {
+				t.Errorf("%d pages for %d keys, more than %d", reader.pages, n, most)
+			}
+		})
+	}
+}
+
+func TestRename(t *testing.T) {
+	for _, test := range []struct{ name, value, want string }{
+		{"plain", `{"apiVersion":"e.com/v1","kind":"W","metadata":{"name":"w"}}`, `{"apiVersion":"e.com/v2","kind":"W","metadata":{"name":"w"}}`},
+		{"spaces, order and numbers stay", " {\n\"metadata\" : {} , \"n\": 12345678901234567890, \"kind\":\"W\",\"apiVersion\"\t:\t\"e.com\\/v1\" }\n", " {\n\"metadata\" : {} , \"n\": 12345678901234567890, \"kind\":\"W\",\"apiVersion\"\t:\t\"e.com/v2\" }\n"},
+		{"only the top level counts", `{"metadata":{"managedFields":[{"apiVersion":"e.com/v1"}]},"spec":{"apiVersion":"x"},"kind":"W","apiVersion":"e.com/v1"}`, `{"metadata":{"managedFields":[{"apiVersion":"e.com/v1"}]},"spec":{"apiVersion":"x"},"kind":"W","apiVersion":"e.com/v2"}`},
+		{"twice", `{"apiVersion":"e.com/v1","kind":"W","metadata":{},"api\u0056ersion":"e.com/v1"}`, ""},
+		{"two kinds", `{"apiVersion":"e.com/v1","kind":"W","metadata":{},"kind":[]}`, ""},
+		{"no metadata", `{"apiVersion":"e.com/v1","kind":"W"}`, ""},
+		{"metadata is no object", `{"apiVersion":"e.com/v1","kind":"W","metadata":null}`, ""},
+		{"a field that is not stored", `{"apiVersion":"e.com/v1","kind":"W","metadata":{"selfLink":"/x"}}`, ""},
+		{"another one", `{"apiVersion":"e.com/v1","kind":"W","metadata":{"resourceVersion":"1"}}`, ""},
+		{"a number that may be too large", `{"apiVersion":"e.com/v1","kind":"W","metadata":{},"spec":1e400}`, ""},
+		{"damaged behind the envelope", `{"apiVersion":"e.com/v1","kind":"W","metadata":{},"spec":{"a":tru}}`, ""},
+		{"cut off", `{"apiVersion":"e.com/v1","kind":"W","metadata":{}`, ""},
+		{"more behind it", `{"apiVersion":"e.com/v1","kind":"W","metadata":{}}{}`, ""},
+		{"no text", "{\"apiVersion\":\"e.com/v1\",\"kind\":\"W\",\"metadata\":{},\"spec\":\"\xff\"}", ""},
+		{"a list", `[]`, ""},
+		{"nothing", ``, ""},
+	} {
+		got, ok := Rename([]byte(test.value), "e.com/v2")
+		if string(got) != test.want || ok != (test.want != "") {
+			t.Errorf("%s: %q, %v", test.name, got, ok)
+		}
+	}
+}
+
+// TestShortcutIsVerified: the value that a shortcut returns is not written unless it says the encoding.
+func TestShortcutIsVerified(t *testing.T) {
+	c := startEtcd(t)
+	prefix := widgetPrefix
+	load(t, c, 3, numbered(prefix), func(i int) []byte { return widget(t, "v1", i) })
+	before := stored(t, c, prefix)
+	target := widgetTarget(t, c)
+	for _, wrong := range []string{`{"apiVersion":"example.com/v3","kind":"Widget"}`, "no object"} {
+		target.Shortcut = func([]byte, agree.Encoding) ([]byte, bool) { return []byte(wrong), true }
+		result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
+		must(t, err)
+		if result.Failures != 3 || result.Failed[0].Reason != WrongEncoding {
+			t.Fatalf("got %+v", result)
+		}
+		for key, e := range stored(t, c, prefix) {
+			if e.ModRevision != before[key].ModRevision {
+				t.Errorf("%s was written", key)
+			}
+		}
+	}
+	target.Shortcut = func(_ []byte, from agree.Encoding) ([]byte, bool) {
+		if from != "example.com/v1" {
+			t.Errorf("from %q", from)
+		}
+		return nil, false
+	}
+	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
+	must(t, err)
+	if result.Rewritten != 3 {
+		t.Errorf("got %+v", result.Progress)
+	}
+}
+
+// panicking is a codec with a bug.
+type panicking struct{ machinery.Codec }
+
+// Decode implements machinery.Codec.
+func (panicking) Decode([]byte, *schema.GroupVersionKind, machinery.Object) (machinery.Object, *schema.GroupVersionKind, error) {
+	panic("a bug")
+}
+
+// TestPanic: a panic fails the rewrite and not the process, and nothing is written.
+func TestPanic(t *testing.T) {
+	c := startEtcd(t)
+	target := policyTarget(t, c)
+	loadOld(t, c, 50)
+	before := stored(t, c, policyPrefix)
+	target.Codec = panicking{target.Codec}
+	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 4}, nil); !errors.Is(err, workers.ErrPanicked) {
+		t.Fatalf("the rewrite ends with %v", err)
+	}
+	for key, e := range stored(t, c, policyPrefix) {
+		if e.ModRevision != before[key].ModRevision {
+			t.Errorf("%s was written", key)
+		}
 	}
 }

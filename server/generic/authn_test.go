@@ -1,6 +1,7 @@
 package generic_test
 
 import (
+	"bufio"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -12,6 +13,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,13 +23,19 @@ import (
 	"gopkg.in/go-jose/go-jose.v2"
 	"gopkg.in/go-jose/go-jose.v2/jwt"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/informers"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api/v1"
+	"k8s.io/component-helpers/auth/rbac/validation"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/access"
+	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/server/generic"
 )
 
@@ -184,4 +192,97 @@ func (a *authorizer) kubeconfig(t *testing.T) string {
 		AuthInfos: []clientcmdapi.NamedAuthInfo{{Name: "test"}},
 		Contexts:  []clientcmdapi.NamedContext{{Name: "test", Context: clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}}},
 	})))
+}
+
+// Each controller acts as its own service account, and none of their requests is refused.
+func TestControllersIdentities(t *testing.T) {
+	dir := t.TempDir()
+	policy, log := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")
+	mustDo(t, os.WriteFile(policy, []byte(`{"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [{"level": "Metadata"}]}`), 0o600))
+	s := startFor(t, func(o *generic.Options) {
+		o.DataDir = filepath.Join(dir, "data")
+		o.ControlPlane.Audit.PolicyFile, o.ControlPlane.Audit.LogOptions.Path = policy, log
+	})
+	ns := s.namespace(t)
+	mustDo(t, s.kube.CoreV1().Namespaces().Delete(t.Context(), ns, metav1.DeleteOptions{}))
+	eventually(t, "the deletion", func(ctx context.Context) error {
+		_, err := s.kube.CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
+		return gone(err)
+	})
+	eventually(t, "the audit log", func(context.Context) error {
+		did := map[string][]string{}
+		for _, e := range readAudit(t, log) {
+			if e.ImpersonatedUser == nil {
+				continue
+			}
+			if e.Annotations["authorization.k8s.io/decision"] == "forbid" {
+				t.Fatalf("%s was refused %s %s", e.ImpersonatedUser.Username, e.Verb, e.RequestURI)
+			}
+			if r := e.ObjectRef; r != nil {
+				did[e.ImpersonatedUser.Username] = append(did[e.ImpersonatedUser.Username], e.Verb+" "+r.Resource+"/"+r.Subresource)
+			}
+		}
+		for who, what := range map[string]string{
+			"service-account-controller": "create serviceaccounts/", "root-ca-cert-publisher": "create configmaps/",
+			"namespace-controller": "update namespaces/finalize", "clusterrole-aggregation-controller": "patch clusterroles/",
+		} {
+			if user := "system:serviceaccount:kube-system:" + who; !slices.Contains(did[user], what) {
+				return fmt.Errorf("%s did not %s, but %v", user, what, did[user])
+			}
+		}
+		return nil
+	})
+}
+
+func readAudit(t *testing.T, file string) (events []auditv1.Event) {
+	t.Helper()
+	f := must[*os.File](t)(os.Open(file))
+	defer func() { _ = f.Close() }()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var e auditv1.Event
+		if json.Unmarshal(lines.Bytes(), &e) == nil {
+			events = append(events, e)
+		}
+	}
+	return events
+}
+
+// TestFreshTokens: the token of an account that no informer has heard of yet, as another server
+// made it, is of somebody.
+func TestFreshTokens(t *testing.T) {
+	options := generic.NewOptions()
+	reach := generic.FreshTokens(options)
+	getter := options.ControlPlane.Authentication.ServiceAccounts.OptionalTokenGetter(informers.NewSharedInformerFactory(shared.kube, 0)) // none runs
+	mustDo(t, reach(shared.admin))
+	ns := shared.namespace(t)
+	if account, err := getter.GetServiceAccount(t.Context(), ns, "default"); err != nil || account.UID == "" {
+		t.Errorf("got %+v, %v", account, err)
+	}
+	must[*corev1.Secret](t)(shared.kube.CoreV1().Secrets(ns).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "fresh"}}, metav1.CreateOptions{}))
+	if secret, err := getter.GetSecret(t.Context(), ns, "fresh"); err != nil || secret.UID == "" {
+		t.Errorf("got %+v, %v", secret, err)
+	}
+	if _, err := getter.GetServiceAccount(t.Context(), ns, "none"); !apierrors.IsNotFound(err) {
+		t.Errorf("of an account that does not exist: %v", err)
+	}
+}
+
+// TestPermissions compares everybody's permissions on the objects that the protocol lives on with
+// testdata/permissions.txt. With CONCORD_UPDATE=1 it writes that file.
+func TestPermissions(t *testing.T) {
+	access.Check(t, shared.kube, filepath.Join("testdata", "permissions.txt"))
+}
+
+// TestViewTakesInOurs: whoever may view the whole cluster may read what kubectl concord shows.
+func TestViewTakesInOurs(t *testing.T) {
+	eventually(t, "Kubernetes' role view has our rules", func(ctx context.Context) error {
+		view, err := shared.kube.RbacV1().ClusterRoles().Get(ctx, "view", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if covered, _ := validation.Covers(view.Rules, roles.View.Rules); !covered {
+			return fmt.Errorf("it has %v", view.Rules)
+		}
+		return nil
+	})
 }

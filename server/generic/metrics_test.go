@@ -3,17 +3,34 @@ package generic_test
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
+	apiextensionsclient "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset/typed/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/cluster"
 )
 
 const (
@@ -113,4 +130,186 @@ func TestReferenceOfMetrics(t *testing.T) {
 	if own < 8 {
 		t.Errorf("only %d metrics of Concord's own are shown", own)
 	}
+}
+
+// crowd is how many clients make the flood. A user has 300 places in queues.
+const crowd = 600
+
+// comeBack is when a client that was refused tries again, as it is told to.
+const comeBack = time.Second
+
+// TestFlood: where the clients of one user send more than the server can do, they are told to come
+// back later, and the requests of another user are served, none of them refused. The cost to that
+// user is measured by bench/server. Where etcd does not answer, on a machine that does much besides,
+// either is told to try again, which is no matter of fairness.
+func TestFlood(t *testing.T) {
+	ns := shared.namespace(t)
+	flood, normal := shared.editor(t, ns, "flood"), shared.editor(t, ns, "normal")
+	ctx, end := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	defer clients.Wait()
+	defer end()
+	var served, refused atomic.Int64
+	for client := range crowd {
+		clients.Go(func() {
+			for n := 0; ctx.Err() == nil; n++ {
+				switch err := createOnce(ctx, flood, ns, fmt.Sprintf("flood-%d-%d", client, n)); {
+				case err == nil:
+					served.Add(1)
+				case ctx.Err() != nil:
+				case isOverload(err):
+					refused.Add(1)
+					pause(ctx, comeBack)
+				case apierrors.IsServiceUnavailable(err):
+					pause(ctx, comeBack)
+				default:
+					t.Errorf("flood: %v", err)
+					return
+				}
+			}
+		})
+	}
+	isRefused := func(context.Context) error {
+		if refused.Load() == 0 {
+			return fmt.Errorf("%d requests were served", served.Load())
+		}
+		return nil
+	}
+	eventually(t, "requests of the flood are refused", isRefused)
+	for n := range 50 {
+		eventually(t, fmt.Sprintf("request %d of the other user is served", n), func(ctx context.Context) error {
+			err := createOnce(ctx, normal, ns, fmt.Sprintf("normal-%d", n))
+			if err != nil && !apierrors.IsServiceUnavailable(err) {
+				t.Fatal(err)
+			}
+			return err
+		})
+	}
+	refused.Store(0)
+	eventually(t, "the flood goes on", isRefused)
+	if served.Load() == 0 {
+		t.Error("nothing of the flood was served")
+	}
+}
+
+// pause is over after a time, or with the context.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(d):
+	}
+}
+
+// isOverload says whether a request was refused with 429 and the time after which to come back.
+func isOverload(err error) bool {
+	_, delay := apierrors.SuggestsClientDelay(err)
+	return apierrors.IsTooManyRequests(err) && delay
+}
+
+// editor is the client of a new service account that may edit a namespace's objects.
+func (s *running) editor(t *testing.T, ns, name string) kubernetes.Interface {
+	t.Helper()
+	must[*corev1.ServiceAccount](t)(s.kube.CoreV1().ServiceAccounts(ns).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))
+	must[*rbacv1.RoleBinding](t)(s.kube.RbacV1().RoleBindings(ns).Create(t.Context(), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "edit"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Name: name, Namespace: ns}},
+	}, metav1.CreateOptions{}))
+	config := rest.AnonymousClientConfig(s.admin)
+	config.BearerToken, config.QPS = s.token(t, ns, name), -1
+	client := kubernetes.NewForConfigOrDie(config)
+	eventually(t, name+" may create", func(ctx context.Context) error { return createOnce(ctx, client, ns, name) })
+	return client
+}
+
+// createOnce creates a ConfigMap, and does not come back where it is told to.
+func createOnce(ctx context.Context, client kubernetes.Interface, ns, name string) error {
+	var status int
+	err := client.CoreV1().RESTClient().Post().MaxRetries(0).Namespace(ns).Resource("configmaps").Body(configMap(name, nil)).Do(ctx).StatusCode(&status).Error()
+	if err == nil && status != http.StatusCreated {
+		err = fmt.Errorf("answered with %d", status)
+	}
+	return err
+}
+
+// A new storage version of a CRD, and the migration to it, leave the watch cache as it is, and the
+// watches that it serves.
+func TestWatchCacheOutlivesStorageVersion(t *testing.T) {
+	ctx, ns := t.Context(), shared.namespace(t)
+	crds, crd := twoVersions(t, "gears")
+	gears := dynamic.NewForConfigOrDie(shared.admin).Resource(schema.GroupVersionResource{Group: crd.Spec.Group, Version: "v2", Resource: "gears"}).Namespace(ns)
+	eventually(t, "a custom resource", func(ctx context.Context) error {
+		_, err := gears.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "test.concord.dev/v2", "kind": "Gear", "metadata": map[string]any{"name": "g"}, "teeth": int64(12),
+		}}, metav1.CreateOptions{})
+		return err
+	})
+	watcher := must[watch.Interface](t)(gears.Watch(ctx, metav1.ListOptions{ResourceVersion: "0"}))
+	defer watcher.Stop()
+	seen := func() *unstructured.Unstructured {
+		t.Helper()
+		select {
+		case event := <-watcher.ResultChan():
+			if u, ok := event.Object.(*unstructured.Unstructured); ok {
+				return u
+			}
+			t.Fatalf("the watch from before saw %s %+v", event.Type, event.Object)
+		case <-ctx.Done():
+			t.Fatal(ctx.Err())
+		}
+		return nil
+	}
+	created, filled := seen(), watchCachesFilled(t, "gears")
+	if filled == 0 {
+		t.Fatal("no watch cache of gears")
+	}
+
+	storeIn(t, crds, crd.Name, "v2")
+	eventually(t, "the migration", func(ctx context.Context) error {
+		crd, err := crds.Get(ctx, crd.Name, metav1.GetOptions{})
+		if err == nil && !slices.Equal(crd.Status.StoredVersions, []string{"v2"}) {
+			err = fmt.Errorf("stored: %v", crd.Status.StoredVersions)
+		}
+		return err
+	})
+	if migrated := seen(); migrated.GetResourceVersion() == created.GetResourceVersion() || migrated.GetUID() != created.GetUID() {
+		t.Errorf("the watch from before saw %+v after %+v", migrated, created)
+	}
+	if list := must[*unstructured.UnstructuredList](t)(gears.List(ctx, metav1.ListOptions{ResourceVersion: "0"})); len(list.Items) != 1 {
+		t.Errorf("a list from the watch cache: %+v", list)
+	}
+	if now := watchCachesFilled(t, "gears"); now != filled {
+		t.Errorf("watch caches of gears were filled %d times, and %d times after the migration", filled, now)
+	}
+}
+
+// twoVersions makes a definition with the versions v1, which is stored, and v2.
+func twoVersions(t *testing.T, plural string) (crds apiextensionsclient.CustomResourceDefinitionInterface, crd *apiextensionsv1.CustomResourceDefinition) {
+	t.Helper()
+	crds = apiextensions.NewForConfigOrDie(shared.admin).ApiextensionsV1().CustomResourceDefinitions()
+	definition := cluster.Definition(schema.GroupResource{Group: "test.concord.dev", Resource: plural}, "v1")
+	return crds, must[*apiextensionsv1.CustomResourceDefinition](t)(crds.Create(t.Context(), definition, metav1.CreateOptions{}))
+}
+
+// storeIn has a definition of twoVersions stored in one of them.
+func storeIn(t *testing.T, crds apiextensionsclient.CustomResourceDefinitionInterface, name, version string) {
+	t.Helper()
+	patch := fmt.Sprintf(`[{"op":"replace","path":"/spec/versions/0/storage","value":%t},{"op":"replace","path":"/spec/versions/1/storage","value":%t}]`, version == "v1", version == "v2")
+	must[*apiextensionsv1.CustomResourceDefinition](t)(crds.Patch(t.Context(), name, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}))
+}
+
+// watchCachesFilled says how often watch caches of a resource have listed its objects.
+func watchCachesFilled(t *testing.T, resource string) (times int) {
+	t.Helper()
+	raw := must[[]byte](t)(shared.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))
+	for line := range strings.Lines(string(raw)) {
+		if strings.HasPrefix(line, "apiserver_watch_cache_initializations_total{") && strings.Contains(line, `resource="`+resource+`"`) {
+			n := 0
+			if _, err := fmt.Sscan(line[strings.LastIndex(line, " "):], &n); err != nil {
+				t.Fatalf("%s: %v", line, err)
+			}
+			times += n
+		}
+	}
+	return times
 }

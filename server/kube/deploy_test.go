@@ -2,24 +2,46 @@ package kube_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
+	"io"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
+	"k8s.io/client-go/tools/clientcmd"
+	certutil "k8s.io/client-go/util/cert"
+	kubeadmapi "k8s.io/kubernetes/cmd/kubeadm/app/apis/kubeadm"
+	kubeadmconstants "k8s.io/kubernetes/cmd/kubeadm/app/constants"
+	"k8s.io/kubernetes/cmd/kubeadm/app/phases/certs"
+	"k8s.io/kubernetes/cmd/kubeadm/app/phases/controlplane"
+	"k8s.io/kubernetes/cmd/kubeadm/app/phases/kubeconfig"
+	"k8s.io/kubernetes/cmd/kubeadm/app/util/config"
+	"k8s.io/kubernetes/cmd/kubeadm/app/util/staticpod"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/cluster"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
+	"github.com/concord-dev/concord/testbed/process"
 )
 
 // deployed are the manifests of concord controllers, as they are installed.
@@ -129,5 +151,122 @@ func TestDeployedDefinitions(t *testing.T) {
 		if got := deployed[want.Name]; !equality.Semantic.DeepEqual(got, want) {
 			t.Errorf("%s differs from what servers install: run make manifests", want.Name)
 		}
+	}
+}
+
+// kubeadm makes what kubeadm init makes: certificates, kubeconfigs, and kube-apiserver's flags.
+func (c *control) kubeadm(port int) *kubeadmapi.InitConfiguration {
+	c.t.Helper()
+	cfg, err := config.DefaultedStaticInitConfiguration()
+	must(c.t, err)
+	cfg.CertificatesDir = c.CertDir
+	cfg.LocalAPIEndpoint = kubeadmapi.APIEndpoint{AdvertiseAddress: "127.0.0.1", BindPort: int32(port)}
+	must(c.t, certs.CreatePKIAssets(cfg))
+	for _, name := range []string{kubeadmconstants.AdminKubeConfigFileName, kubeadmconstants.SuperAdminKubeConfigFileName, kubeadmconstants.KubeletKubeConfigFileName} {
+		must(c.t, kubeconfig.CreateKubeConfigFile(name, c.Dir, cfg))
+	}
+	return cfg
+}
+
+// startMutualEtcd starts an etcd that wants a certificate of its clients, as kubeadm's does.
+func (c *control) startMutualEtcd(cfg *kubeadmapi.InitConfiguration) (endpoint string) {
+	c.t.Helper()
+	file := func(name string) string { return filepath.Join(cfg.CertificatesDir, name) }
+	endpoint, peer := "https://"+cluster.FreeAddress(c.t), "https://"+cluster.FreeAddress(c.t)
+	start(c.t, etcd, "etcd", c.Dir, "--data-dir="+c.Path("etcd"), "--unsafe-no-fsync", "--log-level=error",
+		"--listen-client-urls="+endpoint, "--advertise-client-urls="+endpoint, "--cert-file="+file(kubeadmconstants.EtcdServerCertName), "--key-file="+file(kubeadmconstants.EtcdServerKeyName),
+		"--client-cert-auth=true", "--trusted-ca-file="+file(kubeadmconstants.EtcdCACertName),
+		"--listen-peer-urls="+peer, "--initial-advertise-peer-urls="+peer, "--initial-cluster=default="+peer, "--peer-cert-file="+file(kubeadmconstants.EtcdPeerCertName),
+		"--peer-key-file="+file(kubeadmconstants.EtcdPeerKeyName), "--peer-client-cert-auth=true", "--peer-trusted-ca-file="+file(kubeadmconstants.EtcdCACertName))
+	pair, err := tls.LoadX509KeyPair(file(kubeadmconstants.APIServerEtcdClientCertName), file(kubeadmconstants.APIServerEtcdClientKeyName))
+	must(c.t, err)
+	pool, err := certutil.NewPool(file(kubeadmconstants.EtcdCACertName))
+	must(c.t, err)
+	c.connect(&tls.Config{RootCAs: pool, Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}, endpoint)
+	return endpoint
+}
+
+// kubeadmUser is access with one of kubeadm's kubeconfigs.
+func (c *control) kubeadmUser(name string) *rest.Config {
+	c.t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", c.Path(name))
+	must(c.t, err)
+	config.QPS, config.Timeout = -1, 30*time.Second
+	return config
+}
+
+// The server runs with the flags of kubeadm's static pod, taken from kubeadm's own code, with
+// certificates that kubeadm has made and an etcd that wants them. Only the addresses are other
+// ones: several servers share the test's host.
+func TestKubeadm(t *testing.T) {
+	t.Parallel()
+	c := newFiles(t)
+	port := cluster.FreePort(t)
+	cfg := c.kubeadm(port)
+	endpoint := c.startMutualEtcd(cfg)
+	cfg.Etcd.Local.ExtraArgs = []kubeadmapi.Arg{{Name: "advertise-client-urls", Value: endpoint}} // kube-apiserver is told of them
+	pod := controlplane.GetStaticPodSpecs(&cfg.ClusterConfiguration, &cfg.LocalAPIEndpoint, nil)[kubeadmconstants.KubeAPIServer]
+	// As the patch that kubeadm is given has it.
+	patched, err := staticpod.PatchStaticPod(&pod, filepath.Join("..", "..", "deploy", "kubeadm"), io.Discard)
+	must(t, err)
+	container := patched.Spec.Containers[0]
+	command := container.Command
+	if !slices.Equal(command[:2], []string{"concord", "kube-apiserver"}) || !strings.Contains(container.Image, "concord") || *container.SecurityContext.RunAsUser != 0 {
+		t.Errorf("the container is %v", container)
+	}
+	flags := slices.Concat(command[2:], []string{"--bind-address=127.0.0.1", "--endpoint-reconciler-type=none", "--shutdown-delay-duration=0s"})
+	t.Log(strings.Join(flags, " "))
+	stranger := start(t, ours, "stranger", c.Dir, append(flags, "--etcd-cafile="+filepath.Join(cfg.CertificatesDir, kubeadmconstants.FrontProxyCACertName))...)
+	if ended, ok := stranger.Wait(time.Minute); !ok {
+		t.Fatal("it runs with another CA for etcd")
+	} else if said := ended.Stderr; !strings.Contains(said, "etcd's certificate is refused") || !strings.Contains(said, "--etcd-cafile") {
+		t.Errorf("with another CA for etcd it said %s", said)
+	}
+	s := c.add("one", func(*testbed.Server) *exec.Cmd { return process.Self(ours, flags...) })
+	s.Port, s.Admin = port, c.kubeadmUser(kubeadmconstants.SuperAdminKubeConfigFileName)
+	s.Start()
+	s.WaitReady()
+	s.agreed(time.Minute, 1)
+	s.migrated(time.Minute)
+	bootstrapTokensWork(t, s)
+	kubeletsAreRestricted(t, kubernetes.NewForConfigOrDie(c.kubeadmUser(kubeadmconstants.KubeletKubeConfigFileName)))
+	s.end()
+}
+
+// bootstrapTokensWork has a node join with a token, as kubeadm join does.
+func bootstrapTokensWork(t *testing.T, s *apiserver) {
+	t.Helper()
+	token := &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "bootstrap-token-abcdef"}, Type: corev1.SecretTypeBootstrapToken,
+		StringData: map[string]string{"token-id": "abcdef", "token-secret": "0123456789abcdef", "usage-bootstrap-authentication": "true"},
+	}
+	if _, err := s.Kube().CoreV1().Secrets(metav1.NamespaceSystem).Create(t.Context(), token, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	joining := rest.AnonymousClientConfig(s.Admin)
+	joining.BearerToken = "abcdef.0123456789abcdef"
+	client, err := kubernetes.NewForConfig(joining)
+	must(t, err)
+	eventually(t, time.Minute, "the token is known", func(ctx context.Context) error {
+		who, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+		if err == nil && who.Status.UserInfo.Username != "system:bootstrap:abcdef" {
+			err = fmt.Errorf("it is that of %s", who.Status.UserInfo.Username)
+		}
+		return err
+	})
+}
+
+// kubeletsAreRestricted has a kubelet make its own Node, and another one's.
+func kubeletsAreRestricted(t *testing.T, kubelet kubernetes.Interface) {
+	t.Helper()
+	node := func(name string) error {
+		_, err := kubelet.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		return err
+	}
+	if err := node("node"); err != nil {
+		t.Errorf("a kubelet's own Node: %v", err)
+	}
+	if err := node("other"); !apierrors.IsForbidden(err) {
+		t.Errorf("another kubelet's Node: %v", err)
 	}
 }

@@ -11,15 +11,22 @@ import (
 	"testing"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/dynamic"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/e2e/cluster"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
@@ -196,4 +203,144 @@ func watchesSeeWhatIsWritten(t *testing.T, writer, watched *apiserver) {
 			t.Fatalf("wrote %+v, the watch saw %+v", wrote, event)
 		}
 	}
+}
+
+var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
+
+// createWidgets creates the definition, which stores v1, and objects.
+func (s *apiserver) createWidgets(n int) {
+	s.t.Helper()
+	must(s.t, s.Objects().Create(s.t.Context(), cluster.Definition(widgets, "v1")))
+	for i := range n {
+		eventually(s.t, time.Minute, "a widget is created", func(ctx context.Context) error {
+			_, err := s.widgets().Create(ctx, widget(fmt.Sprintf("w-%d", i)), metav1.CreateOptions{})
+			return err
+		})
+	}
+}
+
+func (s *apiserver) widgets() dynamic.ResourceInterface {
+	s.t.Helper()
+	return s.Dynamic().Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
+}
+
+func widget(name string) *unstructured.Unstructured {
+	w := &unstructured.Unstructured{}
+	w.SetAPIVersion("example.com/v1")
+	w.SetKind("Widget")
+	w.SetName(name)
+	return w
+}
+
+// changeCRD changes the definition as a user does.
+func (s *apiserver) changeCRD(status bool, change func(*apiextensionsv1.CustomResourceDefinition)) {
+	s.t.Helper()
+	eventually(s.t, time.Minute, "the definition is changed", func(ctx context.Context) error {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := s.Objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+			return err
+		}
+		change(crd)
+		if status {
+			return s.Objects().Status().Update(ctx, crd)
+		}
+		return s.Objects().Update(ctx, crd)
+	})
+}
+
+// flip has the definition store another version.
+func (s *apiserver) flip(stores string) {
+	s.t.Helper()
+	s.changeCRD(false, cluster.Store(stores))
+}
+
+// storedVersions waits until the definition's storedVersions are these.
+func (s *apiserver) storedVersions(timeout time.Duration, want ...string) {
+	s.t.Helper()
+	eventually(s.t, timeout, fmt.Sprintf("storedVersions become %v", want), func(ctx context.Context) error {
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		if err := s.Objects().Get(ctx, client.ObjectKey{Name: widgets.String()}, crd); err != nil {
+			return err
+		}
+		if !slices.Equal(crd.Status.StoredVersions, want) {
+			return fmt.Errorf("they are %v", crd.Status.StoredVersions)
+		}
+		return nil
+	})
+}
+
+// encodings counts the encodings of the widgets in raw etcd.
+func (c *control) encodings() map[agree.Encoding]int {
+	c.t.Helper()
+	answer, err := c.Raw.Get(c.t.Context(), registry+"example.com/widgets/", clientv3.WithPrefix())
+	must(c.t, err)
+	found := map[agree.Encoding]int{}
+	for _, kv := range answer.Kvs {
+		encoding, _, _ := migratestore.Envelope(kv.Value)
+		found[encoding]++
+	}
+	return found
+}
+
+// The changes of another migrator count for nothing: storedVersions that are pruned while old
+// objects are stored are put right, and pruned again only when Concord has migrated.
+func TestPrunedTooEarly(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	s := c.ready(ours, "one")
+	// A stock server keeps the migration from running, so that old objects stay.
+	s.createWidgets(20)
+	s.migrated(time.Minute)
+	other := c.ready(stock, "other")
+	s.disagreed(time.Minute)
+	s.flip("v2")
+	s.storedVersions(time.Minute, "v1", "v2")
+	eventually(t, time.Minute, "the stored set knows both versions", func(ctx context.Context) error {
+		state := &migrationv1alpha1.StorageState{}
+		if err := s.Objects().Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}, state); err != nil {
+			return err
+		}
+		if !slices.Contains(state.Status.PersistedEncodings, "example.com/v1") || !slices.Contains(state.Status.PersistedEncodings, "example.com/v2") {
+			return fmt.Errorf("it is %v", state.Status.PersistedEncodings)
+		}
+		return nil
+	})
+	// As kube-controller-manager's migrator does after a migration that failed.
+	s.changeCRD(true, func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Status.StoredVersions = []string{"v2"} })
+	s.storedVersions(time.Minute, "v2", "v1")
+	if found := c.encodings(); found["example.com/v1"] != 20 {
+		t.Errorf("in etcd are %v", found)
+	}
+	s.forget()
+	s.changeCRD(true, func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Status.StoredVersions = []string{"v2"} })
+	s.storedVersions(time.Minute, "v2", "v1")
+	other.end() // deletes its Lease
+	s.storedVersions(time.Minute, "v2")
+	if found := c.encodings(); found["example.com/v2"] != 20 || len(found) != 1 {
+		t.Errorf("in etcd are %v", found)
+	}
+}
+
+// forget deletes the StorageState, and waits until it is made anew: then nobody knows what is
+// stored, as after the roll from stock servers.
+func (s *apiserver) forget() {
+	s.t.Helper()
+	old := &migrationv1alpha1.StorageState{}
+	key := client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}
+	must(s.t, s.Objects().Get(s.t.Context(), key, old))
+	must(s.t, s.Objects().Delete(s.t.Context(), old))
+	eventually(s.t, time.Minute, "the stored set is Unknown", func(ctx context.Context) error {
+		state := &migrationv1alpha1.StorageState{}
+		if err := s.Objects().Get(ctx, key, state); err != nil {
+			return err
+		}
+		if state.UID == old.UID || !slices.Equal(state.Status.PersistedEncodings, []string{migrationv1alpha1.Unknown}) {
+			return fmt.Errorf("it is %v", state.Status.PersistedEncodings)
+		}
+		return nil
+	})
+}
+
+func configMap(name string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
 }

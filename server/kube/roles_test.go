@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -23,7 +26,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/access"
 	"github.com/concord-dev/concord/join/roles"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
 // auditFlags have a server write down every request in audit.log, and refuse owners that the user
@@ -201,4 +206,83 @@ func (s *apiserver) migrateThroughAPI(name string) {
 		}
 		return nil
 	})
+}
+
+// TestPermissions compares everybody's permissions on the objects that the protocol lives on with
+// testdata/permissions.txt. With CONCORD_UPDATE=1 it writes that file.
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	s := c.ready(ours, "one")
+	s.migrated(time.Minute) // the controllers' roles are there
+	access.Check(t, s.Kube(), filepath.Join("testdata", "permissions.txt"))
+	t.Run("Requests", func(t *testing.T) { requestsAreRefused(t, s) })
+}
+
+// requestsAreRefused sends requests that the table says are refused.
+func requestsAreRefused(t *testing.T, s *apiserver) {
+	for token, want := range map[string]int{"": http.StatusForbidden, strangerToken: http.StatusForbidden, "wrong": http.StatusUnauthorized, adminToken: http.StatusOK} {
+		for _, path := range []string{
+			"/apis/internal.apiserver.k8s.io/v1alpha1/storageversions", "/apis/migration.k8s.io/v1alpha1/storagestates",
+			"/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", "/concord/census/configmaps", "/metrics",
+		} {
+			status, body, err := testbed.Get(t.Context(), s.as(token), path, nil)
+			if err != nil || status != want {
+				t.Errorf("token %q, %s: %d, want %d, error %v: %.200s", token, path, status, want, err, body)
+			}
+		}
+	}
+}
+
+// An etcd that only the egress selector's proxy knows the way to is reached by all that the
+// server does with it: its storage, the fence, its checks.
+func testEgress(t *testing.T) {
+	c := newControl(t)
+	const known = "etcd.example:2379"
+	proxy := c.Path("proxy.sock")
+	connectProxy(t, proxy, known, strings.TrimPrefix(c.Raw.Endpoints()[0], "http://"))
+	c.etcd = []string{"--etcd-servers=http://" + known, "--egress-selector-config-file=" + c.write("egress.yaml", `apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections:
+- name: etcd
+  connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: `+proxy+`}}}
+`)}
+	s := c.ready(ours, "egress")
+	s.agreed(time.Minute, 1)
+	s.migrated(time.Minute)
+	s.end()
+}
+
+// connectProxy is an HTTP CONNECT proxy on a Unix socket which leads the name known to an address, and nothing else anywhere.
+func connectProxy(t *testing.T, socket, known, address string) {
+	t.Helper()
+	listener, err := net.Listen("unix", socket)
+	must(t, err)
+	server := &http.Server{ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodConnect || r.Host != known {
+			t.Errorf("the proxy was asked to %s %s", r.Method, r.Host)
+			http.Error(w, "no way there", http.StatusForbidden)
+			return
+		}
+		out, err := net.Dial("tcp", address)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadGateway)
+			return
+		}
+		defer func() { _ = out.Close() }()
+		in, buffered, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		_, _ = io.WriteString(in, "HTTP/1.1 200 OK\r\n\r\n")
+		go func() {
+			_, _ = io.Copy(out, buffered)
+			_ = out.Close()
+		}()
+		_, _ = io.Copy(in, out)
+		_ = in.Close()
+	})}
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(func() { _ = server.Close() })
 }

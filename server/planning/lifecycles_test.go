@@ -10,11 +10,16 @@ import (
 	"testing"
 
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/protobuf"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/version"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 )
 
@@ -209,5 +214,90 @@ func TestTablesAreNeeded(t *testing.T) {
 		if l.Introduced == nil {
 			t.Errorf("%s: nobody says when it was introduced", l.GroupVersionResource)
 		}
+	}
+}
+
+// TestUnfencedHaveOneVersion: the resources whose writes carry no compare are safe as long as nobody can write them in another version: every
+// release that can be emulated, or stand beside one that is, decodes one version of them, the same one, and every plan stores that.
+func TestUnfencedHaveOneVersion(t *testing.T) {
+	binary := compat.BinaryVersion()
+	readers := sets.New[string]()
+	stored := map[schema.GroupResource]sets.Set[string]{}
+	for _, emulation := range compat.AllowedEmulation(binary) {
+		for _, minimum := range compat.AllowedMinCompatibility(binary, emulation) {
+			plan := mustPlan(t, Options{Effective: effective(t, emulation.String()+"/"+minimum.String())})
+			for gr := range storageversion.Unfenced() {
+				gv, ok := plan.Storage(gr)
+				if !ok {
+					t.Errorf("emulating %s with %s at least: no storage version of %s", emulation, minimum, gr)
+				}
+				if stored[gr] == nil {
+					stored[gr] = sets.New[string]()
+				}
+				stored[gr].Insert(gv.String())
+			}
+			for release := minimum; !release.GreaterThan(emulation.AddMinor(1)); release = release.AddMinor(1) {
+				if readers.Has(release.String()) {
+					continue
+				}
+				readers.Insert(release.String())
+				for gr := range storageversion.Unfenced() {
+					known := sets.New[string]()
+					for _, l := range Lifecycles() {
+						if l.GroupResource() == gr && decodes(l, release) {
+							known.Insert(l.GroupVersion().String())
+						}
+					}
+					if stored[gr].Insert(known.UnsortedList()...); len(known) != 1 {
+						t.Errorf("%s knows %v of %s", release, sets.List(known), gr)
+					}
+				}
+			}
+		}
+	}
+	if !readers.Has(binary.AddMinor(1).String()) || len(readers) < 4 {
+		t.Errorf("looked at releases %v only", sets.List(readers))
+	}
+	for gr, versions := range stored {
+		if len(versions) != 1 {
+			t.Errorf("%s is stored in %v", gr, sets.List(versions))
+		}
+	}
+}
+
+func TestDecode(t *testing.T) {
+	secret := &corev1.Secret{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+		ObjectMeta: metav1.ObjectMeta{Name: "s", Namespace: "default"}, Data: map[string][]byte{"key": []byte("value")},
+	}
+	encoded, err := runtime.Encode(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), secret)
+	must(t, err)
+	damaged := strings.Replace(string(encoded), "default", "\xff\xff\xff\xff\xff\xff\xff", 1)
+	for name, test := range map[string]struct {
+		value string
+		// why is a part of the reason; "" if the value decodes.
+		why string
+	}{
+		"protobuf":                               {value: string(encoded)},
+		"protobuf, cut":                          {value: string(encoded[:len(encoded)-20]), why: "unexpected EOF"},
+		"protobuf, a string that is no UTF-8":    {value: damaged},
+		"JSON of a built-in kind":                {value: `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"s"}}`},
+		"a field of another type":                {value: `{"apiVersion":"v1","kind":"Secret","data":7}`, why: "cannot unmarshal number"},
+		"a definition":                           {value: `{"apiVersion":"apiextensions.k8s.io/v1beta1","kind":"CustomResourceDefinition","spec":7}`, why: "cannot unmarshal number"},
+		"an APIService":                          {value: `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","spec":{"group":7}}`, why: "cannot unmarshal number"},
+		"a custom resource":                      {value: `{"apiVersion":"example.com/v1","kind":"Widget","spec":{"size":-0}}`},
+		"a custom resource, cut":                 {value: `{"apiVersion":"example.com/v1","kind":"Widget","spec":{"si`, why: "unexpected end of JSON"},
+		"a version that this binary knows not":   {value: `{"apiVersion":"v9","kind":"Secret","data":7}`},
+		"a version without kind":                 {value: `{"apiVersion":"v1"}`, why: "Object 'Kind' is missing"},
+		"what is neither":                        {value: "\xff\xfe", why: "Object 'Kind' is missing"},
+		"a value of Kubernetes outside of APIs":  {value: `{"apiVersion":"v1","kind":"RangeAllocation","range":"","data":""}`},
+		"a RangeAllocation with a damaged field": {value: `{"apiVersion":"v1","kind":"RangeAllocation","range":[]}`, why: "cannot unmarshal array"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			err := Decode([]byte(test.value))
+			if (err != nil) != (test.why != "") || err != nil && !strings.Contains(err.Error(), test.why) {
+				t.Errorf("got %v, want %q", err, test.why)
+			}
+		})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -180,5 +181,46 @@ func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {
 		tb.Fatal(err)
+	}
+}
+
+// TestFreePort: no port comes twice, and a server can listen on each of them.
+func TestFreePort(t *testing.T) {
+	seen := map[int]bool{}
+	for range 100 {
+		port, err := FreePort()
+		must(t, err)
+		if seen[port] || port < firstPort || port >= lastPort {
+			t.Fatalf("port %d after %v", port, seen)
+		}
+		seen[port] = true
+		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		must(t, err)
+		defer func() { _ = listener.Close() }()
+	}
+}
+
+func TestCPU(t *testing.T) {
+	const stat = "4242 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0 9 0 1 1\n"
+	got, err := cpuOf([]byte(stat))
+	if err != nil || got != 3*time.Second {
+		t.Errorf("%v, %v; want 3s", got, err)
+	}
+	for _, bad := range []string{"", "1 (x) S 1", "1 (x) S 1 2 3 4 5 6 7 8 9 10 x y z"} {
+		if got, err := cpuOf([]byte(bad)); err == nil {
+			t.Errorf("%q was read as %v", bad, got)
+		}
+	}
+}
+
+func TestMemory(t *testing.T) {
+	got, err := memoryOf([]byte("Name:\tconcord\nVmPeak:\t  999 kB\nVmHWM:\t   2048 kB\nThreads:\t9\n"), "VmHWM:")
+	if err != nil || got != 2<<20 {
+		t.Errorf("%d, %v; want 2 MiB", got, err)
+	}
+	for _, bad := range []string{"", "VmHWM:\tmuch\n"} {
+		if got, err := memoryOf([]byte(bad), "VmHWM:"); err == nil {
+			t.Errorf("%q was read as %d", bad, got)
+		}
 	}
 }
