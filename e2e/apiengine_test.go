@@ -3,7 +3,9 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"maps"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,9 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
@@ -155,4 +160,268 @@ func testAPIDefaults(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// A migration through the API whose conversion webhook is slow, refuses every tenth object,
+// is away for seconds, and for a minute, which is longer than anybody waits for it. It never
+// stops the others: objects that fail are named with their reason, a webhook that was only away
+// for a while is waited for, and each retry writes only the objects that are left.
+func testAPIWebhook(t *testing.T) {
+	const objects, tenth = 200, 20
+	hook := startConverter(t)
+	c := cluster.New(t)
+	c.Audit.With(func(l *audit.Ledger) { l.Normalize(convertibles, asV1) })
+	servers := c.Start(atRate(150), "one", "two")
+	createWidgets(t, "v1", servers...)
+	createCRD(t, convertibleCRD(hook), servers...)
+	fill(t, servers[0], widgetsV1, stored)
+	fill(t, servers[0], convertiblesV1, objects)
+	c.WaitSettled()
+	before := texts(t, servers[0], "v1")
+	v1, v2 := widgetEncoding("v1"), widgetEncoding("v2")
+
+	hook.poison(everyTenth(before)...)
+	hook.slow(30 * time.Millisecond)
+	m := migrateThroughAPI(t, servers[0], convertibles, "v2")
+	storeWidgetsIn(t, servers[1], "v2") // which waits for no webhook
+	m = waitEnded(t, servers[1], m)
+	if c.Encodings(widgets)[v2] == 0 {
+		t.Error("no widget was rewritten before the webhook was done with")
+	}
+	again := askForAPI(t, servers[0], convertibles, "v2", func(spec *migrationv1alpha1.StorageVersionMigrationSpec) {
+		spec.MaxObjectsPerSecond, spec.Paused = ptr.To[int64](50), true // so that no other one is made
+	})
+	wantFailures(t, m, map[migrationv1alpha1.MigrationFailureReason]int{migrationv1alpha1.FailureConversionWebhook: tenth}, objects-tenth)
+	for _, f := range m.Status.Failures {
+		if !strings.HasSuffix(f.Name, "0") || !strings.Contains(f.Message, f.Name+" is poisoned") {
+			t.Errorf("a failure is %+v, want what the webhook says of the object", f)
+		}
+	}
+	wantStored(t, c, convertibles, map[agree.Encoding]int{v1: tenth, v2: objects - tenth})
+	wantWrittenOnce(t, c, convertibles, objects-tenth)
+	awaitStored(t, c, widgets, v2, stored)
+	wantEncoding(t, c, widgets, v2, stored)
+
+	// The objects left are migrated, and for a webhook that is away for a while none fails.
+	hook.slow(0)
+	hook.poison()
+	revisions := revisionsOf(t, c, convertibles)
+	m = again
+	pauseMigration(t, servers[0], m, false)
+	awaitStored(t, c, convertibles, v2, objects-tenth+5)
+	hook.stop()
+	awaitLive(t, servers[1], m, 6*time.Second)
+	if left := c.Encodings(convertibles)[v1]; left == 0 {
+		t.Error("nothing was left when the webhook went away: nothing was tested")
+	}
+	hook.start()
+	m = waitEnded(t, servers[1], m)
+	wantSucceeded(t, m, objects)
+	wantStored(t, c, convertibles, map[agree.Encoding]int{v2: objects})
+	if written := writtenSince(t, c, convertibles, revisions); written != tenth {
+		t.Errorf("%d objects were written again, %d were left", written, tenth)
+	}
+
+	// One that stays away ends the migration, with its name; the objects left follow later.
+	m = migrateThroughAPI(t, servers[0], convertibles, "v1")
+	awaitStored(t, c, convertibles, v1, objects/10)
+	hook.stop()
+	m = waitEnded(t, servers[0], m)
+	done := c.Encodings(convertibles)[v1]
+	wantFailures(t, m, map[migrationv1alpha1.MigrationFailureReason]int{migrationv1alpha1.FailureConversionWebhook: objects - done}, done)
+	revisions = revisionsOf(t, c, convertibles)
+	hook.awaitDown(time.Minute)
+	hook.start()
+	t.Logf("settled %v after the webhook is up again", c.WaitSettled().Round(time.Millisecond))
+	wantEncoding(t, c, convertibles, v1, objects)
+	if written := writtenSince(t, c, convertibles, revisions); written != objects-done {
+		t.Errorf("%d objects were written again, %d were left", written, objects-done)
+	}
+	wantTexts(t, before, servers...)
+	c.Check()
+}
+
+// Clients update, delete and create objects during the whole of a migration through the
+// API, and the server that does it is killed, twice, in the middle. Another one goes on with
+// it, from where it was; no object is lost, none is back, and none is written again.
+func testAPIMigratorKilled(t *testing.T) {
+	c := cluster.New(t)
+	servers := c.Start(atRate(150), "one", "two", "three")
+	createWidgets(t, "v1", servers...)
+	m := newMigrating(t, c, widgetsV1, engineObjects*2/3, servers...)
+	live := migrateThroughAPI(t, servers[0], widgets, "v2")
+	for range 2 {
+		claimer := m.claimer()
+		live = waitSaved(t, servers[0], live, claimer)
+		m.awaitRewrites(1 + m.random.IntN(100))
+		m.underWay("v2")
+		claimer.Kill()
+		t.Logf("killed %s after %d rewrites", claimer.Name, m.rewrites())
+		wantResumed(t, m.claimer(), live)
+		claimer.Start()
+		claimer.WaitReady()
+	}
+	c.WaitReporters(restored, servers...)
+	live = waitEnded(t, servers[1], live)
+	if migrationv1alpha1.True(live, migrationv1alpha1.MigrationSucceeded) == nil {
+		t.Errorf("it ended with %+v", live.Status)
+	}
+	wantAPI(t, live)
+	m.ended("v2")
+	wantStored(t, c, widgets, map[agree.Encoding]int{widgetEncoding("v2"): len(m.churn.Result().Want)})
+	c.Ledger(func(l *audit.Ledger) {
+		if n := l.NeedlessRewrites(); n > 0 {
+			t.Errorf("%d objects that were done were written again", n)
+		}
+	})
+}
+
+// An etcd of three members loses its leader, and all of its members, and is compacted every
+// second, while objects are migrated through the API. No object fails for it.
+func testAPIEtcdFaults(t *testing.T) {
+	c := cluster.NewReplicated(t, 3)
+	servers := c.Start(atRate(100), "one", "two")
+	createWidgets(t, "v1", servers...)
+	m := newMigrating(t, c, widgetsV1, engineObjects, servers...)
+	live := migrateThroughAPI(t, servers[0], widgets, "v2")
+	m.awaitRewrites(1)
+	compacted := m.compactEverySecond(t.Logf) // an etcd that is killed is compacted later
+	m.loseLeaders()
+	live = waitEnded(t, servers[1], live)
+	if n := compacted(); n < 5 {
+		t.Errorf("%d compactions are too few to test anything", n)
+	}
+	if migrationv1alpha1.True(live, migrationv1alpha1.MigrationSucceeded) == nil || live.Status.Progress.Failed > 0 {
+		t.Errorf("it ended with %+v", live.Status)
+	}
+	wantAPI(t, live)
+	m.ended("v2")
+}
+
+// waitSaved waits until the claimer has saved that the migration has got further than it had.
+func waitSaved(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, claimer *cluster.Server) *migrationv1alpha1.StorageVersionMigration {
+	t.Helper()
+	before := int64(0)
+	if p := m.Status.Progress; p != nil {
+		before = p.Done
+	}
+	now := &migrationv1alpha1.StorageVersionMigration{}
+	cluster.Eventually(t, cluster.SettleTimeout, claimer.Name+" saves how far it is", func(ctx context.Context) error {
+		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), now); err != nil {
+			return err
+		}
+		id, _ := claimer.ID()
+		by, p := now.Annotations[migrationv1alpha1.ClaimedByAnnotation], now.Status.Progress
+		if by != string(id) || now.Status.ContinueToken == "" || p == nil || p.Done <= before {
+			return fmt.Errorf("it is claimed by %q and at %+v", by, p)
+		}
+		return nil
+	})
+	return now
+}
+
+// wantFailures fails unless a migration through the API has ended with so many objects
+// failed for these reasons, and so many done.
+func wantFailures(t *testing.T, m *migrationv1alpha1.StorageVersionMigration, want map[migrationv1alpha1.MigrationFailureReason]int, done int) {
+	t.Helper()
+	failed := 0
+	p := m.Status.Progress
+	condition := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed)
+	if condition == nil || condition.Reason != migrationv1alpha1.ReasonObjectsFailed || p == nil || len(p.FailedByReason) != len(want) || int(p.Done) != done {
+		t.Fatalf("it ended with %+v, want %d done and failures %v", m.Status, done, want)
+	}
+	for reason, n := range want {
+		failed += n
+		if int(p.FailedByReason[reason]) != n {
+			t.Errorf("%d objects failed as %s, want %d", p.FailedByReason[reason], reason, n)
+		}
+	}
+	if named := min(failed, migrationv1alpha1.MaxFailures); len(m.Status.Failures) != named || int(p.Failed) != failed {
+		t.Errorf("%d objects failed and %d are named, want %d and %d", p.Failed, len(m.Status.Failures), failed, named)
+	}
+	for _, f := range m.Status.Failures {
+		if want[f.Reason] == 0 {
+			t.Errorf("a failure is %+v", f)
+		}
+	}
+	wantAPI(t, m)
+}
+
+func wantSucceeded(t *testing.T, m *migrationv1alpha1.StorageVersionMigration, done int) {
+	t.Helper()
+	if migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) == nil || m.Status.Progress == nil || int(m.Status.Progress.Done) != done {
+		t.Fatalf("it ended with %+v, want that it succeeded with %d done", m.Status, done)
+	}
+	wantAPI(t, m)
+}
+
+func wantAPI(t *testing.T, m *migrationv1alpha1.StorageVersionMigration) {
+	t.Helper()
+	if m.Status.Engine != migrationv1alpha1.EngineAPI {
+		t.Errorf("the engine is %q: the API's was not tested", m.Status.Engine)
+	}
+}
+
+// wantStored fails unless this is how the objects are stored, as etcd has it and as `concord
+// census` counts it.
+func wantStored(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, want map[agree.Encoding]int) {
+	t.Helper()
+	if found := c.Encodings(gr); !maps.Equal(found, want) {
+		t.Errorf("objects of %s are stored as %v, want %v", gr, found, want)
+	}
+	if counted := censusOf(t, c, gr); !maps.Equal(counted, want) {
+		t.Errorf("the census counts %v of %s, want %v", counted, gr, want)
+	}
+}
+
+// censusOf returns the counts of `concord census` for a resource.
+func censusOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[agree.Encoding]int {
+	t.Helper()
+	counted := map[agree.Encoding]int{}
+	for _, row := range census(t, c) {
+		if row.Resource == gr.String() {
+			counted[row.Encoding] = row.Objects
+		}
+	}
+	return counted
+}
+
+// awaitStored waits until at least so many objects are in the encoding.
+func awaitStored(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, encoding agree.Encoding, n int) {
+	t.Helper()
+	cluster.Eventually(t, cluster.SettleTimeout, fmt.Sprintf("%d objects are in %s", n, encoding), func(context.Context) error {
+		if found := c.Encodings(gr); found[encoding] < n {
+			return fmt.Errorf("they are stored as %v", found)
+		}
+		return nil
+	})
+}
+
+// awaitLive lets so much time pass, in which the migration must not end.
+func awaitLive(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, duration time.Duration) {
+	t.Helper()
+	began := time.Now()
+	cluster.Eventually(t, duration+time.Minute, "the fault lasts", func(ctx context.Context) error {
+		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+			return err
+		}
+		if migrationv1alpha1.Final(m) {
+			t.Fatalf("the migration did not wait: %+v", m.Status)
+		}
+		if rest := duration - time.Since(began); rest > 0 {
+			return fmt.Errorf("%v to go", rest)
+		}
+		return nil
+	})
+}
+
+// writtenSince counts the objects that were written since their revisions were read.
+func writtenSince(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, revisions map[string]int64) (n int) {
+	t.Helper()
+	for key, revision := range revisionsOf(t, c, gr) {
+		if revision != revisions[key] {
+			n++
+		}
+	}
+	return n
 }

@@ -4,15 +4,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
+	storedsets "github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // A StorageVersion that does not decode stops the writes of its resource, while the server
@@ -146,4 +157,189 @@ func is(status int, a answer, others ...int) error {
 		return errors.New(a.String())
 	}
 	return nil
+}
+
+// rawKey is where an object of a resource is stored.
+func rawKey(gr schema.GroupResource, namespace, name string) string {
+	return storedsets.ResourcePrefix(storedsets.DefaultPrefix, gr, gr == widgets) + strings.TrimPrefix(namespace+"/", "/") + name
+}
+
+// invalidPolicy is one that a release without validation could have stored: it is complete,
+// and its expression does not compile.
+const invalidPolicy = `{"apiVersion":"admissionregistration.k8s.io/v1beta1","kind":"MutatingAdmissionPolicy",
+"metadata":{"name":%[1]q,"uid":%[1]q,"creationTimestamp":"2026-01-01T00:00:00Z","annotations":{"` + load.WriteAnnotation + `":"one/raw-%[1]s"}},
+"spec":{"reinvocationPolicy":"Never","failurePolicy":"Fail","variables":[{"name":"x","expression":"this is ( not an expression"}],
+"matchConstraints":{"matchPolicy":"Equivalent","namespaceSelector":{},"objectSelector":{},
+"resourceRules":[{"apiGroups":["a.b.c"],"apiVersions":["*"],"operations":["CREATE"],"resources":["nothing"],"scope":"*"}]}}}`
+
+// Objects that no longer pass the validation, and have fields that no schema knows any
+// more, are migrated as they are: nobody asked the migration to judge or to prune them.
+func testInvalidObjects(t *testing.T) {
+	const invalid = 50
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{Emulation: "1.36"}, "one", "two")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, engineObjects)
+	fill(t, servers[0], load.Policies(), stored)
+	for i := range invalid {
+		name := fmt.Sprint("invalid-", i)
+		if _, err := c.Raw.Put(t.Context(), rawKey(policies, "", name), fmt.Sprintf(invalidPolicy, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.WaitSettled()
+	hashes := func() (found map[string]string) {
+		c.Ledger(func(l *audit.Ledger) {
+			found = l.Hashes(widgets)
+			maps.Copy(found, l.Hashes(policies))
+		})
+		return found
+	}
+	before := hashes()
+
+	tightenWidgets(t, servers[0], "v2")
+	for _, s := range servers {
+		s.Restart(cluster.Options{})
+	}
+	t.Logf("settled after %v", c.WaitSettled().Round(time.Millisecond))
+	wantEncoding(t, c, widgets, widgetEncoding("v2"), engineObjects)
+	wantEncoding(t, c, policies, policyV1, stored+invalid)
+	if after := hashes(); !maps.Equal(before, after) {
+		t.Errorf("%d objects have other contents than before the migration", differing(before, after))
+	}
+	for gvr, name := range map[schema.GroupVersionResource]string{widgets.WithVersion("v2"): "fill-0", policies.WithVersion("v1"): "invalid-0"} {
+		resource := servers[0].Dynamic().Resource(gvr).Namespace("")
+		if gvr.Resource == widgets.Resource {
+			resource = servers[0].Dynamic().Resource(gvr).Namespace(metav1.NamespaceDefault)
+		}
+		patch := `{"spec":{"text":"changed","failurePolicy":"Ignore","variables":[{"name":"y","expression":"nor ( this"}]}}`
+		if _, err := resource.Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); !apierrors.IsInvalid(err) {
+			t.Errorf("a change to %s %s: %v, want that it is invalid: else nothing was tested", gvr.Resource, name, err)
+		}
+	}
+	c.Check()
+}
+
+func differing(a, b map[string]string) (n int) {
+	for k, v := range a {
+		if b[k] != v {
+			n++
+		}
+	}
+	return n
+}
+
+// tightenWidgets changes the storage version, and in the same update what is valid: no
+// widget is any more, and their padding is unknown.
+func tightenWidgets(t *testing.T, s *cluster.Server, storage string) {
+	t.Helper()
+	short := int64(3)
+	if err := cluster.ChangeDefinition(t.Context(), s.Objects(), widgets.String(), func(crd *apiextensionsv1.CustomResourceDefinition) {
+		cluster.Store(storage)(crd)
+		for i := range crd.Spec.Versions {
+			crd.Spec.Versions[i].Schema.OpenAPIV3Schema.Properties["spec"] = apiextensionsv1.JSONSchemaProps{
+				Type:     "object",
+				Required: []string{"text", "owner"},
+				Properties: map[string]apiextensionsv1.JSONSchemaProps{
+					"text": {Type: "string", MaxLength: &short}, "owner": {Type: "string"},
+				},
+			}
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// loggedFailures are the names of a resource's objects that the servers' logs name as not
+// migrated.
+func loggedFailures(servers []*cluster.Server, gr schema.GroupResource) sets.Set[string] {
+	line := regexp.MustCompile(`"Object not migrated".* resource="` + regexp.QuoteMeta(gr.String()) + `".* name="([^"]*)"`)
+	names := sets.New[string]()
+	for _, s := range servers {
+		for _, found := range line.FindAllStringSubmatch(s.Output(), -1) {
+			names.Insert(found[1])
+		}
+	}
+	return names
+}
+
+// Values that are no objects are counted, the first hundred named, and all others are
+// migrated, built-in and custom ones, also when the server that does it is killed in the
+// middle. The migration of a resource that has them goes on when they are gone. (Of resources that
+// admission reads no object may be broken: kube-apiserver does not become ready then.)
+func testBrokenObjects(t *testing.T) {
+	const broken = 130
+	c := cluster.New(t)
+	servers := c.Start(cluster.Options{Emulation: "1.36", Args: betas}, "one", "two")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, engineObjects)
+	fill(t, servers[0], load.Bundles(certificate(t)), stored)
+	c.WaitSettled()
+	garbage := []string{
+		"k8s\x00 this is not protobuf",
+		"k8s\x00\x0a\x3c\x0a\x20admissionregistration.k8s.io/v1beta1", // cut off
+		`{"apiVersion":"e2e.concord.dev/v9","kind":"Widget","metadata":{"name":"x"}}`,
+		`{"apiVersion":"e2e.concord.dev/v1","kind":"Widget","metadata":{"na`,
+		"\x00\x01\x02 noise", "", "{}",
+	}
+	var keys []string
+	put := func(gr schema.GroupResource, namespace string, n int) {
+		for i := range n {
+			key := rawKey(gr, namespace, fmt.Sprintf("fill-%d-broken", i))
+			keys = append(keys, key)
+			c.Audit.With(func(l *audit.Ledger) { l.Ignore(key) })
+			if _, err := c.Raw.Put(t.Context(), key, garbage[i%len(garbage)]); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	put(widgets, metav1.NamespaceDefault, broken)
+	put(bundles, "", len(garbage))
+	upgraded := atRate(300)
+	upgraded.MinCompatibility, upgraded.Args = "1.37", upgraded.Args+" "+betas
+	for _, s := range servers {
+		s.Restart(upgraded)
+	}
+	storeWidgetsIn(t, servers[0], "v2")
+	m := &migrating{t: t, c: c, servers: servers, resource: widgetsV1}
+	m.awaitRewrites(engineObjects / 4)
+	claimer := m.claimer()
+	claimer.Kill()
+	t.Logf("killed %s after %d rewrites", claimer.Name, m.rewrites())
+	claimer.Start()
+	claimer.WaitReady()
+
+	for gr, n := range map[schema.GroupResource]int{widgets: broken, bundles: len(garbage)} {
+		failed := waitFailedMigration(t, servers[0], gr, func(p migrationv1alpha1.MigrationProgress) bool { return int(p.Failed) == n })
+		if named := len(failed.Status.Failures); named != min(n, migrationv1alpha1.MaxFailures) {
+			t.Errorf("%d of %d broken objects of %s are named", named, n, gr)
+		}
+		for _, f := range failed.Status.Failures {
+			if !strings.HasSuffix(f.Name, "-broken") || f.Message == "" {
+				t.Errorf("a failure is %+v", f)
+			}
+		}
+		if logged := loggedFailures(servers, gr); logged.Len() != n {
+			t.Errorf("the logs name %d of %d broken objects of %s: %v", logged.Len(), n, gr, sets.List(logged))
+		}
+	}
+	wantEncoding(t, c, widgets, widgetEncoding("v2"), engineObjects)
+	wantEncoding(t, c, bundles, "certificates.k8s.io/v1", stored)
+	for gr, encoding := range map[schema.GroupResource]string{widgets: string(widgetEncoding("v2")), bundles: "certificates.k8s.io/v1"} {
+		if standing := c.Standing(gr); slices.Equal(standing.Stored(), []string{encoding}) {
+			t.Errorf("the stored set of %s is %v though objects could not be migrated", gr, standing.Stored())
+		}
+	}
+	if versions := c.Standing(widgets).StoredVersions(); !slices.Contains(versions, "v1") {
+		t.Errorf("storedVersions are %v though objects could not be migrated", versions)
+	}
+	for _, key := range keys {
+		if _, err := c.Raw.Delete(context.Background(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("settled %v after the broken objects were gone", c.WaitSettled().Round(time.Millisecond))
+	// Neither the server that went on nor any that tried again did anything a second time.
+	wantWrittenOnce(t, c, widgets, engineObjects)
+	c.Check()
 }

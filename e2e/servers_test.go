@@ -1,9 +1,24 @@
 package e2e
 
 import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/testbed/load"
@@ -41,4 +56,180 @@ func TestThreeServers(t *testing.T) {
 			t.Errorf("%d objects were rewritten though no encoding has changed", found)
 		}
 	})
+}
+
+// A server may be given certificates of a public key infrastructure that is not Concord's.
+func TestGivenCertificates(t *testing.T) {
+	t.Parallel()
+	c := cluster.New(t)
+	pki := cluster.NewAuthority(t, "company-ca")
+	files := pki.Files("serving")
+	s := c.Start(cluster.Options{Args: strings.Join([]string{
+		"--tls-cert-file", files.Cert, "--tls-private-key-file", files.Key, "--client-ca-file", files.CA,
+	}, " ")}, "one")[0] // which takes that Concord's own kubeconfig works
+	config := rest.AnonymousClientConfig(s.Config())
+	config.CAData = cluster.EncodePEM(pki.Cert.Raw)
+	config.CertData, config.KeyData = pki.Issue("alice", "system:masters")
+	if a := send(t.Context(), config, http.MethodPost, configMapsPath, named("v1", "ConfigMap", "alices")); a.status != http.StatusCreated {
+		t.Errorf("alice writes: %v", a)
+	}
+	c.Check()
+	s.Terminate()
+}
+
+// The certificates may be in the data directory itself.
+func testSharedDirectory(t *testing.T) {
+	c := cluster.NewEmbedded(t)
+	c.CertDir = filepath.Join(c.Dir, "one")
+	c.Start(cluster.Options{}, "one")[0].Terminate()
+}
+
+// soonStopped is the time that a stop may take: two seconds in which watches are drained, and three beside.
+const soonStopped = 2*time.Second + 3*time.Second
+
+// A server that embeds etcd stops soon, with a watch open and a connection that asks nothing; and
+// so it does while another server uses its etcd.
+func TestStopsSoon(t *testing.T) {
+	t.Parallel()
+	for _, servers := range [][]string{{"one"}, {"one", "two"}} {
+		t.Run(fmt.Sprintf("%d servers", len(servers)), func(t *testing.T) { stopsSoon(t, servers) })
+	}
+}
+
+func stopsSoon(t *testing.T, servers []string) {
+	c := cluster.NewEmbedded(t)
+	s := c.Start(cluster.Options{}, "one")[0]
+	c.Start(cluster.Options{}, servers[1:]...)
+	watch, err := s.Kube().CoreV1().ConfigMaps("").Watch(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	defer watch.Stop()
+	mute, err := net.Dial("tcp", strings.TrimPrefix(s.URL(), "https://"))
+	must(t, err)
+	defer func() { _ = mute.Close() }()
+	// The test's own client is none of a server.
+	if err := c.Raw.Close(); err != nil {
+		t.Log(err)
+	}
+	began := time.Now()
+	s.Signal(syscall.SIGTERM)
+	result, ended := s.Wait(time.Minute)
+	took := time.Since(began)
+	if !ended || result.Code != 0 {
+		t.Fatalf("it ended: %t, with %+v", ended, result)
+	}
+	if t.Logf("stopped after %v", took); took > soonStopped {
+		t.Errorf("a stop took %v", took)
+	}
+}
+
+// A server that stops gives up the tasks that it was elected to, so that another one goes on at once.
+func testElectionsGivenUp(t *testing.T) {
+	c := cluster.New(t)
+	elected := c.Start(cluster.Options{}, "one")[0]
+	leases := elected.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace)
+	locks := []string{"concord-controllers", "concord-controllers-storagemigration", "concord-kubernetes-controllers"}
+	cluster.Eventually(t, time.Minute, "it is elected", func(ctx context.Context) error {
+		for _, lock := range locks {
+			if lease, err := leases.Get(ctx, lock, metav1.GetOptions{}); err != nil || ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
+				return fmt.Errorf("%s: %+v, %w", lock, lease, err)
+			}
+		}
+		return nil
+	})
+	next := c.Start(cluster.Options{}, "two")[0]
+	watch, err := next.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Watch(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	defer watch.Stop()
+	elected.Terminate()
+	kept, deadline := sets.New(locks...), time.After(time.Minute)
+	for kept.Len() > 0 {
+		select {
+		case event := <-watch.ResultChan():
+			if lease, ok := event.Object.(*coordinationv1.Lease); ok && ptr.Deref(lease.Spec.HolderIdentity, "") == "" {
+				kept.Delete(lease.Name)
+			}
+		case <-deadline:
+			t.Fatalf("never given up: %v", sets.List(kept))
+		}
+	}
+	c.WaitSettled()
+	c.Check()
+}
+
+// A server that stops takes writes as long as --shutdown-delay-duration says: load balancers may send them here
+// until they have seen that it is not ready.
+func TestShutdownDelay(t *testing.T) {
+	t.Parallel()
+	c := cluster.New(t)
+	s := c.Start(cluster.Options{Args: "--shutdown-delay-duration=20s"}, "one")[0]
+	s.Signal(syscall.SIGTERM)
+	s.WaitUnready(10 * time.Second)
+	for i := range 3 {
+		if a := send(t.Context(), s.Config(), http.MethodPost, configMapsPath, named("v1", "ConfigMap", fmt.Sprint("late", i))); a.status != http.StatusCreated {
+			t.Errorf("a write is answered with %v", a)
+		}
+	}
+	if result, ended := s.Wait(time.Minute); !ended || result.Code != 0 {
+		t.Errorf("it ended: %t, with %+v", ended, result)
+	}
+}
+
+const stored = 500
+
+// Servers of two releases may run side by side for long, the elected one being of the
+// older: resources that are only served by the newer ones have their stored sets too.
+func testMixedReleases(t *testing.T) {
+	c := cluster.New(t)
+	older := c.Start(cluster.Options{Emulation: "1.36"}, "one")[0]
+	waitLeader(t, older)
+	newer := c.Start(cluster.Options{Emulation: "1.37"}, "two")[0]
+	c.WaitReporters(graceful, older, newer)
+	bundles := schema.GroupResource{Group: "certificates.k8s.io", Resource: "clustertrustbundles"}
+	if reports := c.Reports(bundles); len(reports) != 1 {
+		t.Fatalf("clustertrustbundles are reported by %v, want the newer server alone", reports)
+	}
+	bindings := schema.GroupResource{Group: policies.Group, Resource: "mutatingadmissionpolicybindings"}
+	c.WaitSettled(policies, bindings)
+	c.Check()
+}
+
+// Concord itself is upgraded from the release before, back and forward again, under load: servers
+// of both releases agree and migrate together, whichever of them leads.
+func testOwnUpgrade(t *testing.T) {
+	c := cluster.New(t)
+	earlier, newest := cluster.Options{Earlier: true}, cluster.Options{}
+	servers := c.Start(earlier, "one", "two", "three")
+	createWidgets(t, "v1", servers...)
+	fill(t, servers[0], widgetsV1, stored)
+	c.WaitSettled()
+	writes := c.Load(load.Config{Resources: []load.Resource{widgetsV1, load.ConfigMaps("default")}, Pause: 50 * time.Millisecond}, servers...)
+	for _, step := range []struct {
+		what  string
+		to    []cluster.Options
+		store string
+	}{
+		{"one upgraded", []cluster.Options{newest, earlier, earlier}, "v2"},
+		{"two upgraded", []cluster.Options{newest, newest, earlier}, "v1"},
+		{"one rolled back", []cluster.Options{earlier, newest, earlier}, "v2"},
+		{"all upgraded", []cluster.Options{newest, newest, newest}, "v1"},
+		{"all rolled back", []cluster.Options{earlier, earlier, earlier}, "v2"},
+		{"all upgraded again", []cluster.Options{newest, newest, newest}, "v1"},
+	} {
+		for i, s := range servers {
+			if s.Options() != step.to[i] {
+				s.Restart(step.to[i])
+			}
+		}
+		c.WaitReporters(graceful, servers...)
+		storeWidgetsIn(t, servers[0], step.store)
+		took := cluster.Eventually(t, 3*time.Minute, step.what+": all widgets in "+step.store, func(context.Context) error {
+			return encodedAs(c, widgets, widgetEncoding(step.store), stored)
+		})
+		t.Logf("%s: migrated to %s %v after the change", step.what, step.store, took.Round(time.Millisecond))
+	}
+	c.WaitSettled()
+	cluster.Eventually(t, time.Minute, "every server takes writes", acked(writes, servers))
+	c.CheckLoad(writes.Stop(), load.BrokenTo("one", "two", "three"))
+	expectCensus(t, c)
+	c.Check()
 }
