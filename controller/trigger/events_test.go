@@ -15,7 +15,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// watching returns a run whose watches fill its queue and which looks at nothing by itself.
+// watching returns a run whose watches fill its queue from now on and which looks at nothing by itself.
 func watching(t *testing.T, c *Controller) *run {
 	t.Helper()
 	r := newRun(c)
@@ -39,7 +39,16 @@ func watching(t *testing.T, c *Controller) *run {
 			<-done
 		}
 	})
+	r.drain()
 	return r
+}
+
+// next fails unless the next look is at a resource.
+func (r *run) next(t *testing.T, after string, want schema.GroupResource) {
+	t.Helper()
+	if got, _ := r.queue.Get(); got != want {
+		t.Errorf("%s leads to a look at %s", after, got)
+	}
 }
 
 func (r *run) drain() (all []schema.GroupResource) {
@@ -68,32 +77,21 @@ func foreign(w *world, obj client.Object) schema.GroupResource {
 
 // TestHeartbeatCosts: a heartbeat takes one look, and its own event none.
 func TestHeartbeatCosts(t *testing.T) {
-	w, c := newMigrating(t)
-	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
-	w.settle(c)
+	w, c := newMigrated(t)
 	result := w.step(c)
 	if want := evolve.UntilBeat(cronJobs, w.clock.Now()); result.After != want || len(result.Done) > 0 {
 		t.Errorf("done %v, looks again after %s, want %s", result.Done, result.After, want)
 	}
 	before := w.state().Status.LastHeartbeatTime
 	r := watching(t, c)
-	r.drain()
 	w.clock.Step(evolve.UntilBeat(cronJobs, w.clock.Now()))
-	w.Mu.Lock()
-	w.Calls = nil
-	w.Mu.Unlock()
+	w.Took()
 	r.one(context.Background(), cronJobs)
-	w.Mu.Lock()
-	calls := slices.Clone(w.Calls)
-	w.Mu.Unlock()
-	expect(t, calls, "get StorageState", "get StorageVersion", "get CustomResourceDefinition", "update status StorageState")
+	expect(t, []string{w.Took()}, "get StorageState; get StorageVersion; get CustomResourceDefinition; update status StorageState")
 	if after := w.state().Status.LastHeartbeatTime; !before.Before(&after) {
 		t.Fatalf("no heartbeat: it was %s and is %s", before, after)
 	}
-	want := foreign(w, &migrationv1alpha1.StorageState{})
-	if got, _ := r.queue.Get(); got != want {
-		t.Errorf("the heartbeat leads to a look at %s", got)
-	}
+	r.next(t, "the heartbeat", foreign(w, &migrationv1alpha1.StorageState{}))
 }
 
 // TestProgressCosts: a migrator's writes while it works lead to no look, its end does.
@@ -102,37 +100,26 @@ func TestProgressCosts(t *testing.T) {
 	name := w.migrations()[0].Name
 	w.end(name, migrationv1alpha1.MigrationRunning)
 	r := watching(t, c)
-	r.drain()
 	m := w.migrations()[0]
 	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 10, Done: 1}
 	w.must(w.client.Status().Update(context.Background(), &m))
-	want := foreign(w, &migrationv1alpha1.StorageVersionMigration{})
-	if got, _ := r.queue.Get(); got != want {
-		t.Errorf("progress leads to a look at %s", got)
-	}
+	r.next(t, "progress", foreign(w, &migrationv1alpha1.StorageVersionMigration{}))
 	w.end(name, migrationv1alpha1.MigrationSucceeded)
-	if got, _ := r.queue.Get(); got != cronJobs {
-		t.Errorf("the end of the migration leads to a look at %s", got)
-	}
+	r.next(t, "the end of the migration", cronJobs)
 }
 
 // TestStateEvents: a change of the state that a decision depends on leads to a look.
 func TestStateEvents(t *testing.T) {
 	w, c := newMigrating(t)
 	r := watching(t, c)
-	r.drain()
 	state := w.state()
 	state.Status.PersistedEncodings = append(state.Status.PersistedEncodings, string(v2))
 	state.Status.PersistedStorageVersionHashes = append(state.Status.PersistedStorageVersionHashes, hash(v2))
 	w.must(w.client.Status().Update(context.Background(), state))
-	if got, _ := r.queue.Get(); got != cronJobs {
-		t.Errorf("look at %s", got)
-	}
+	r.next(t, "another encoding", cronJobs)
 	r.queue.Done(cronJobs)
 	w.must(w.client.Delete(context.Background(), state, client.Preconditions{UID: &state.UID}))
-	if got, _ := r.queue.Get(); got != cronJobs {
-		t.Errorf("look at %s", got)
-	}
+	r.next(t, "the deletion", cronJobs)
 }
 
 // TestStartedDuringTheLook: a server that has started when its Lease was read, but not
@@ -171,8 +158,7 @@ func TestUnservedIsUnknown(t *testing.T) {
 			w.report(v1)
 			w.settle(c)
 			if kind == "CustomResourceDefinition" { // its state would go with it
-				sv, err := get(context.Background(), w.client, "batch.example.com.cronjobs", storageVersionObject())
-				w.must(err)
+				sv := w.storageVersion()
 				w.must(w.client.Delete(context.Background(), sv, client.Preconditions{UID: &sv.UID}))
 			}
 			was, migrations := w.state(), len(w.migrations())
@@ -196,10 +182,8 @@ func TestUnservedIsUnknown(t *testing.T) {
 // TestDeletedState: a resource whose StorageState is deleted gets a new migration, though the view
 // of migrations lags behind and still has the one that succeeded.
 func TestDeletedState(t *testing.T) {
-	w, c := newMigrating(t)
+	w, c := newMigrated(t)
 	old := w.migrations()[0]
-	w.end(old.Name, migrationv1alpha1.MigrationSucceeded)
-	w.settle(c)
 	state := w.state()
 	w.must(w.client.Delete(context.Background(), state, client.Preconditions{UID: &state.UID}))
 	lagging := &lag{w.migrations()}
@@ -226,18 +210,13 @@ func TestForgedState(t *testing.T) {
 		"current": func(s *migrationv1alpha1.StorageStateStatus) { s.CurrentStorageVersionHash = "bogus" },
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, c := newMigrating(t)
+			w, c := newMigrated(t)
 			old := w.migrations()[0]
-			w.end(old.Name, migrationv1alpha1.MigrationSucceeded)
-			w.settle(c)
 			r := watching(t, c)
-			r.drain()
 			state := w.state()
 			forge(&state.Status)
 			w.must(w.client.Status().Update(context.Background(), state))
-			if got, _ := r.queue.Get(); got != cronJobs {
-				t.Errorf("look at %s", got)
-			}
+			r.next(t, "the edit", cronJobs)
 			w.settle(c)
 			if got := migrationv1alpha1.ViewState(w.state()); !got.Only(evolve.Unknown) || len(w.migrations()) != 1 || w.migrations()[0].UID == old.UID {
 				t.Fatalf("state %s, migrations %v", got, w.migrations())

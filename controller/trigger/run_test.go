@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -17,10 +16,6 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
-
-func storageVersionObject() *apiserverinternalv1alpha1.StorageVersion {
-	return &apiserverinternalv1alpha1.StorageVersion{}
-}
 
 // TestRun: the watches lead to looks, and a server that has started ends the wait for it.
 func TestRun(t *testing.T) {

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -50,7 +49,7 @@ func TestLife(t *testing.T) {
 		t.Errorf("spec %+v", state.Spec)
 	}
 	first := w.migrations()
-	if len(first) != 1 || migrationv1alpha1.TargetOf(&first[0]) != target(t, w, 1, v1) || first[0].Spec.Resource.Version != "v1" {
+	if len(first) != 1 || migrationv1alpha1.TargetOf(&first[0]) != target(w, 1, v1) || first[0].Spec.Resource.Version != "v1" {
 		t.Fatalf("migrations %+v", first)
 	}
 
@@ -72,7 +71,7 @@ func TestLife(t *testing.T) {
 	w.report(v2, v2)
 	w.settle(c)
 	second := w.migrations()
-	if len(second) != 1 || migrationv1alpha1.TargetOf(&second[0]) != target(t, w, 3, v2) {
+	if len(second) != 1 || migrationv1alpha1.TargetOf(&second[0]) != target(w, 3, v2) {
 		t.Fatalf("migrations after agreement %+v", second)
 	}
 	w.end(second[0].Name, migrationv1alpha1.MigrationSucceeded)
@@ -134,7 +133,7 @@ func TestCrashAfterCreate(t *testing.T) {
 	}
 	w.Before = nil
 	w.settle(c)
-	if got := migrationv1alpha1.ViewState(w.state()); got.Of != target(t, w, 1, v1).Ref || !got.Only(evolve.Unknown) {
+	if got := migrationv1alpha1.ViewState(w.state()); got.Of != target(w, 1, v1).Ref || !got.Only(evolve.Unknown) {
 		t.Errorf("state %s", got)
 	}
 }
@@ -161,8 +160,7 @@ func TestReadableCopyPromisesNothing(t *testing.T) {
 	for _, encodings := range [][]agree.Encoding{{v1}, {v1, v2}, {v2}, {v1}} {
 		w.report(encodings...)
 		w.Quietly(func() {
-			sv := &apiserverinternalv1alpha1.StorageVersion{}
-			w.must(w.client.Get(t.Context(), client.ObjectKey{Name: storageversion.Name(cronJobs)}, sv))
+			sv := w.storageVersion()
 			sv.Annotations[storageversion.DefinitionAnnotation] = "u/" + sv.Annotations[storageversion.EpochAnnotation]
 			w.must(w.client.Update(t.Context(), sv))
 		})
@@ -206,14 +204,10 @@ func TestDeleteIsConditional(t *testing.T) {
 func TestUsersMigration(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
-	mine := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
-		Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: "v1", Resource: cronJobs.Resource},
-	}}
-	mine.Name = "mine"
-	w.must(w.client.Create(context.Background(), mine))
+	w.user("mine", "v1")
 	w.settle(c)
 	got := w.migrations()
-	if len(got) != 1 || migrationv1alpha1.TargetOf(&got[0]) != target(t, w, 1, v1) {
+	if len(got) != 1 || migrationv1alpha1.TargetOf(&got[0]) != target(w, 1, v1) {
 		t.Fatalf("migrations %+v, want the user's, stamped", got)
 	}
 	w.end("mine", migrationv1alpha1.MigrationRunning)
@@ -294,11 +288,8 @@ func TestPrune(t *testing.T) {
 		{"a server has come that does not report", func(w *world) { w.stock(stock) }, false},
 		{"upstream's code keeps a Lease beside a server's", func(w *world) { w.stock(storageversion.NewUpstreamIdentity()) }, true},
 		{"the CRD stores another version", func(w *world) {
-			w.Quietly(func() {
-				crd := &apiextensionsv1.CustomResourceDefinition{}
-				w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
+			w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) {
 				crd.Spec.Versions[0].Storage, crd.Spec.Versions[1].Storage = true, false
-				w.must(w.client.Update(context.Background(), crd))
 			})
 		}, false},
 	} {
@@ -320,10 +311,8 @@ func TestPrune(t *testing.T) {
 			if test.pruned != (err == nil) || err != nil && !changed(err) {
 				t.Errorf("error %v", err)
 			}
-			crd := &apiextensionsv1.CustomResourceDefinition{}
-			w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
-			if pruned := slices.Equal(crd.Status.StoredVersions, []string{"v2"}); pruned != test.pruned {
-				t.Errorf("storedVersions %v", crd.Status.StoredVersions)
+			if stored := w.storedVersions(); slices.Equal(stored, []string{"v2"}) != test.pruned {
+				t.Errorf("storedVersions %v", stored)
 			}
 			if reads != 2 {
 				t.Errorf("the StorageVersion was read %d times, want 2", reads)
@@ -356,11 +345,7 @@ func TestPruneRefused(t *testing.T) {
 func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 	w, c := newMigrating(t)
 	for _, name := range []string{"a-user", "b-user"} {
-		mine := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
-			Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: "v1", Resource: cronJobs.Resource},
-		}}
-		mine.Name = name
-		w.must(w.client.Create(context.Background(), mine))
+		w.user(name, "v1")
 	}
 	before := w.state().Status.LastHeartbeatTime
 	w.clock.Step(evolve.UntilBeat(cronJobs, w.clock.Now()))
@@ -378,7 +363,7 @@ func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 		t.Errorf("done %v, error %v, want the second adoption, the heartbeat, and the error of the first", result.Done, err)
 	}
 	for _, m := range w.migrations() {
-		if adopted := migrationv1alpha1.TargetOf(&m) == target(t, w, 1, v1); adopted == (m.Name == "a-user") {
+		if adopted := migrationv1alpha1.TargetOf(&m) == target(w, 1, v1); adopted == (m.Name == "a-user") {
 			t.Errorf("%s is adopted: %t", m.Name, adopted)
 		}
 	}
@@ -406,8 +391,7 @@ func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 func TestAggregatedState(t *testing.T) {
 	w, c := newWorld(t, served)
 	label := func(labels map[string]string) {
-		sv, err := get(context.Background(), w.client, storageversion.Name(cronJobs), storageVersionObject())
-		w.must(err)
+		sv := w.storageVersion()
 		sv.Labels = labels
 		w.must(w.client.Update(context.Background(), sv))
 	}
@@ -426,8 +410,7 @@ func TestAggregatedState(t *testing.T) {
 	want("", "of a server of the control plane again")
 	label(map[string]string{storageversion.AggregatedLabel: "5a1c"})
 	want("true", "of an aggregated server again")
-	sv, err := get(context.Background(), w.client, storageversion.Name(cronJobs), storageVersionObject())
-	w.must(err)
+	sv := w.storageVersion()
 	w.must(w.client.Delete(context.Background(), sv, client.Preconditions{UID: &sv.UID}))
 	want("true", "of an aggregated server that is gone")
 }
@@ -441,8 +424,7 @@ func TestDeletedCRDTakesItsState(t *testing.T) {
 		t.Fatal("the state does not say that it is a custom resource's")
 	}
 	w.must(w.client.Delete(context.Background(), crd, client.Preconditions{UID: &crd.UID}))
-	sv, err := get(context.Background(), w.client, "batch.example.com.cronjobs", storageVersionObject())
-	w.must(err)
+	sv := w.storageVersion()
 	w.must(w.client.Delete(context.Background(), sv, client.Preconditions{UID: &sv.UID}))
 	w.settle(c)
 	if w.state() != nil || len(w.migrations()) > 0 {
@@ -455,8 +437,7 @@ func TestDeletedCRDTakesItsState(t *testing.T) {
 func TestDeletedCRDUnseen(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
-	sv, err := get(context.Background(), w.client, "batch.example.com.cronjobs", storageVersionObject())
-	w.must(err)
+	sv := w.storageVersion()
 	metav1.SetMetaDataAnnotation(&sv.ObjectMeta, storageversion.CRDAnnotation, "a")
 	w.must(w.client.Update(context.Background(), sv))
 	w.settle(c)

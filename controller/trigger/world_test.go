@@ -172,6 +172,25 @@ func toPrune(t *testing.T) (*world, *Controller) {
 	return w, c
 }
 
+// user makes a migration as a user does, of a version.
+func (w *world) user(name, version string) {
+	w.t.Helper()
+	m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
+		Resource: migrationv1alpha1.GroupVersionResource{Group: cronJobs.Group, Version: version, Resource: cronJobs.Resource},
+	}}
+	m.Name = name
+	w.Quietly(func() { w.must(w.client.Create(context.Background(), m)) })
+}
+
+// newMigrated returns a world in which everything was migrated to v1.
+func newMigrated(t *testing.T) (*world, *Controller) {
+	t.Helper()
+	w, c := newMigrating(t)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	return w, c
+}
+
 // step takes one that is to succeed.
 func (w *world) step(c *Controller) Result {
 	w.t.Helper()
@@ -206,15 +225,14 @@ func (k kinds) Kind(_ context.Context, gr schema.GroupResource) (string, error) 
 	return "", &meta.NoResourceMatchError{PartialResource: gr.WithVersion("")}
 }
 
-func uidOf(t *testing.T, w *world) string {
-	t.Helper()
+// storageVersion reads the StorageVersion.
+func (w *world) storageVersion() *apiserverinternalv1alpha1.StorageVersion {
+	w.t.Helper()
 	sv := &apiserverinternalv1alpha1.StorageVersion{}
-	w.Quietly(func() {
-		w.must(w.client.Get(context.Background(), client.ObjectKey{Name: storageversion.Name(cronJobs)}, sv))
-	})
-	return string(sv.UID)
+	w.Quietly(func() { w.must(w.client.Get(context.Background(), client.ObjectKey{Name: storageversion.Name(cronJobs)}, sv)) })
+	return sv
 }
 
-func target(t *testing.T, w *world, epoch int64, e agree.Encoding) evolve.Target {
-	return evolve.Target{Ref: evolve.Ref{UID: uidOf(t, w), Epoch: epoch}, Encoding: e}
+func target(w *world, epoch int64, e agree.Encoding) evolve.Target {
+	return evolve.Target{Ref: evolve.Ref{UID: string(w.storageVersion().UID), Epoch: epoch}, Encoding: e}
 }

@@ -1,0 +1,345 @@
+package trigger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+
+	"github.com/go-logr/logr/funcr"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/concord-dev/concord/agree"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// changeCRD changes the definition, and returns it.
+func (w *world) changeCRD(change func(*apiextensionsv1.CustomResourceDefinition)) *apiextensionsv1.CustomResourceDefinition {
+	w.t.Helper()
+	crd := &apiextensionsv1.CustomResourceDefinition{}
+	w.Quietly(func() {
+		w.must(w.client.Get(context.Background(), client.ObjectKey{Name: cronJobs.String()}, crd))
+		if change != nil {
+			change(crd)
+			w.must(w.client.Update(context.Background(), crd))
+		}
+	})
+	return crd
+}
+
+// A cut-over on hold is not made though every object is migrated, and is made when it is
+// released. The migration is remembered once, with the encodings that it was from and to.
+func TestHoldAndHistory(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	w.crd("v2", "v1", "v2")
+	w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) {
+		crd.Annotations = map[string]string{migrationv1alpha1.HoldAnnotation: "true"}
+	})
+	w.report(v2)
+	w.settle(c)
+	migration := w.migrations()[0]
+	w.end(migration.Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v1", "v2"}) {
+		t.Fatalf("on hold, storedVersions are %v", got)
+	}
+	past := migrationv1alpha1.History(w.state().Annotations)
+	if len(past) != 1 || past[0].UID != migration.UID || past[0].To != string(v2) || past[0].Result != string(migrationv1alpha1.MigrationSucceeded) ||
+		past[0].Made != migrationv1alpha1.MadeByTrigger || !slices.Equal(past[0].From, []string{migrationv1alpha1.Unknown}) {
+		t.Errorf("remembered: %+v", past)
+	}
+	var logged []string
+	c.cfg.Logger = funcr.New(func(_, line string) { logged = append(logged, line) }, funcr.Options{})
+	w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Annotations = nil })
+	w.settle(c)
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v2"}) {
+		t.Errorf("released, storedVersions are %v", got)
+	}
+	const pruned = `"msg"="Pruned storedVersions" "resource"="cronjobs.batch.example.com" "from"=["v1" "v2"] "to"=["v2"]`
+	if !slices.ContainsFunc(logged, func(line string) bool { return strings.Contains(line, pruned) }) {
+		t.Errorf("logged is %q", logged)
+	}
+	if again := migrationv1alpha1.History(w.state().Annotations); len(again) != 1 {
+		t.Errorf("remembered later: %+v", again)
+	}
+}
+
+// A migration is remembered no later than the stored set is lowered: a reader of the
+// StorageState in between is told the encodings that it was from.
+func TestRememberedBeforeLowered(t *testing.T) {
+	w, c := newMigrating(t)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	lowered := false
+	w.Before = func(string) error {
+		state := w.state()
+		if slices.Equal(migrationv1alpha1.ViewState(state).Stored, []agree.Encoding{v1}) {
+			lowered = true
+			if past := migrationv1alpha1.History(state.Annotations); len(past) != 1 || !slices.Equal(past[0].From, []string{migrationv1alpha1.Unknown}) {
+				t.Errorf("lowered, it remembers %+v", past)
+			}
+		}
+		return nil
+	}
+	w.settle(c)
+	if !lowered {
+		t.Error("the stored set was not lowered, or nobody looked")
+	}
+}
+
+// A migration that failed is remembered before it makes room for the next attempt.
+func TestFailureIsRemembered(t *testing.T) {
+	w, c := newMigrating(t)
+	first := w.migrations()[0]
+	w.end(first.Name, migrationv1alpha1.MigrationFailed)
+	w.settle(c)
+	if past := migrationv1alpha1.History(w.state().Annotations); len(past) != 1 {
+		t.Errorf("remembered when it has failed: %+v", past)
+	}
+	w.clock.Step(evolve.Backoff(1))
+	w.settle(c)
+	if now := w.migrations(); len(now) != 1 || now[0].UID == first.UID {
+		t.Fatalf("there is no second attempt: %v", now)
+	}
+	past := migrationv1alpha1.History(w.state().Annotations)
+	if len(past) != 1 || past[0].UID != first.UID || past[0].Result != string(migrationv1alpha1.MigrationFailed) {
+		t.Errorf("remembered: %+v", past)
+	}
+}
+
+// An annotation that is set between the look and the pruning is obeyed.
+func TestPolicyAskedAgain(t *testing.T) {
+	w, c := toPrune(t)
+	c.cfg.Policy = func(_ evolve.Observation, crd *apiextensionsv1.CustomResourceDefinition) (p evolve.Policy) {
+		p.KeepStored = crd.Annotations["keep"]
+		return p
+	}
+	reads := 0
+	w.Before = func(call string) error {
+		switch call {
+		case "get StorageState": // a look begins
+			reads = 0
+		case "get CustomResourceDefinition":
+			if reads++; reads == 2 {
+				w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) {
+					crd.Annotations = map[string]string{"keep": "for now"}
+				})
+			}
+		}
+		return nil
+	}
+	var err error
+	for i := 0; i < 10 && err == nil; i++ {
+		_, err = c.Step(context.Background(), cronJobs)
+	}
+	if !errors.Is(err, errChanged) || !strings.Contains(err.Error(), "for now") {
+		t.Errorf("the look that was to prune ends with %v", err)
+	}
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v1", "v2"}) {
+		t.Errorf("storedVersions are %v", got)
+	}
+	w.Before = nil
+	w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Annotations = nil })
+	w.settle(c)
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v2"}) {
+		t.Errorf("allowed again, storedVersions are %v", got)
+	}
+}
+
+// A version that may still be stored and was taken out of storedVersions is put back, of the
+// definition as it was read.
+func TestKeep(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	w.crd("v2", "v1", "v2")
+	w.report(v1)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	w.report(v1, v2)
+	w.settle(c)
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v1", "v2"}) {
+		t.Fatalf("storedVersions are %v before anybody touched them", got)
+	}
+	w.prune("v2")
+	expect(t, w.settle(c), "keep batch.example.com/v1 in storedVersions of "+cronJobs.String())
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v2", "v1"}) {
+		t.Errorf("storedVersions are %v", got)
+	}
+
+	w.prune("v2")
+	touched := false
+	w.Before = func(call string) error {
+		if call == "update status CustomResourceDefinition" && !touched {
+			touched = true
+			w.prune("v2") // the definition is not as it was read
+			w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Labels = map[string]string{"touched": "true"} })
+		}
+		return nil
+	}
+	_, err := c.Step(context.Background(), cronJobs)
+	w.Before = nil
+	if !touched || !changed(err) {
+		t.Errorf("touched %v, error %v", touched, err)
+	}
+}
+
+// While nobody knows what is stored, a version that storedVersions named is put back, and only
+// a migration's success ends that.
+func TestKeepUnknown(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	w.crd("v2", "v1", "v2")
+	w.report(v1, v2)
+	w.settle(c)
+	if state := w.state(); !slices.Equal(state.Status.PersistedEncodings, []string{"Unknown"}) {
+		t.Fatalf("the stored set is %v", state.Status.PersistedEncodings)
+	}
+	listed := func(want string) {
+		t.Helper()
+		if got := w.state().Annotations[migrationv1alpha1.ListedEncodingsAnnotation]; got != want {
+			t.Errorf("listed are %q, want %q", got, want)
+		}
+	}
+	listed("batch.example.com/v1,batch.example.com/v2")
+	w.prune("v2")
+	expect(t, w.settle(c), "keep batch.example.com/v1 in storedVersions of "+cronJobs.String())
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v2", "v1"}) {
+		t.Errorf("storedVersions are %v", got)
+	}
+	w.report(v2)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	listed("")
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v2"}) {
+		t.Errorf("storedVersions are %v after the proof", got)
+	}
+}
+
+// storedVersions are those of the definition.
+func (w *world) storedVersions() []string {
+	w.t.Helper()
+	return w.changeCRD(nil).Status.StoredVersions
+}
+
+// prune sets the definition's storedVersions, as another migrator does.
+func (w *world) prune(to ...string) {
+	w.t.Helper()
+	w.Quietly(func() {
+		crd := w.changeCRD(nil)
+		crd.Status.StoredVersions = to
+		w.must(w.client.Status().Update(context.Background(), crd))
+	})
+}
+
+// Before storedVersions are pruned there is a last look. One that fails keeps them, and there is none where
+// the pruning would be refused.
+func TestLastLook(t *testing.T) {
+	w, c := toPrune(t)
+	looks := 0
+	answer := errors.New("an object is stored in v1")
+	c.cfg.LastLook = func(_ context.Context, gr schema.GroupResource, target evolve.Target) error {
+		if looks++; gr != cronJobs || target.Encoding != v2 {
+			t.Errorf("the last look is at %s for %s", gr, target)
+		}
+		return answer
+	}
+	r := newRun(c)
+	defer r.queue.ShutDown()
+	one := func() {
+		r.one(t.Context(), cronJobs)
+		r.lookers.Wait()
+	}
+	is := func(when string, want int, stored ...string) {
+		t.Helper()
+		if got := w.storedVersions(); looks != want || !slices.Equal(got, stored) {
+			t.Errorf("%s: storedVersions are %v, after %d last looks; want %v, %d", when, got, looks, stored, want)
+		}
+	}
+	w.Fail("update status CustomResourceDefinition", apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("guarded")))
+	for range 3 {
+		one()
+	}
+	is("refused", 0, "v1", "v2")
+	if w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] == "" {
+		t.Error("it is not told that it is refused")
+	}
+	w.Before = nil
+	one()
+	is("the last look has failed", 1, "v1", "v2")
+	answer = nil
+	one()
+	is("the last look has ended well", 2, "v1", "v2")
+	one()
+	is("after that", 2, "v2")
+}
+
+// A webhook that refuses dry runs does not keep the last look, and the pruning, from being done.
+func TestLastLookWithoutDryRuns(t *testing.T) {
+	w, c := toPrune(t)
+	refused := false
+	c.cfg.LastLook = func(context.Context, schema.GroupResource, evolve.Target) error {
+		w.Before = nil
+		return nil
+	}
+	w.Before = func(call string) error {
+		if strings.HasPrefix(call, "update status CustomResource") {
+			refused = true
+			return apierrors.NewBadRequest("admission webhook \"w\" does not support dry run")
+		}
+		return nil
+	}
+	r := newRun(c)
+	defer r.queue.ShutDown()
+	for range 3 {
+		r.one(t.Context(), cronJobs)
+		r.lookers.Wait()
+	}
+	if got := w.storedVersions(); !refused || !slices.Equal(got, []string{"v2"}) {
+		t.Errorf("storedVersions are %v; a dry run was refused: %v", got, refused)
+	}
+}
+
+// However many definitions are due together, no more last looks are made at a time than there are workers, and one
+// reason why they fail is told once.
+func TestLastLooksAtATime(t *testing.T) {
+	_, c := newWorld(t, kinds{})
+	const definitions = 50
+	var told []string
+	c.cfg.Logger = funcr.New(func(_, line string) { told = append(told, line) }, funcr.Options{})
+	var under atomic.Int64
+	var end chan struct{}
+	c.cfg.LastLook = func(_ context.Context, gr schema.GroupResource, _ evolve.Target) error {
+		under.Add(1)
+		defer under.Add(-1)
+		<-end
+		return fmt.Errorf("look at %s: a webhook does not answer", gr)
+	}
+	r := newRun(c)
+	defer r.queue.ShutDown()
+	synctest.Test(t, func(t *testing.T) {
+		end, r.under = make(chan struct{}), make(chan struct{}, cap(r.under)) // of this bubble
+		for i := range definitions {
+			r.lookLast(t.Context(), schema.GroupResource{Group: "example.com", Resource: fmt.Sprint("r", i)}, evolve.Target{})
+		}
+		var most int64
+		for range definitions {
+			synctest.Wait()
+			most = max(most, under.Load())
+			end <- struct{}{}
+		}
+		r.lookers.Wait()
+		if most != int64(c.cfg.Workers) {
+			t.Errorf("%d last looks at a time", most)
+		}
+	})
+	if len(told) != 1 {
+		t.Errorf("told is %q", told)
+	}
+}

@@ -1,0 +1,195 @@
+package trigger
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
+)
+
+// TestMissingResource: a migration of what no server stores ends, also where it names a
+// subresource, after which no object can be called.
+func TestMissingResource(t *testing.T) {
+	for _, gr := range []schema.GroupResource{cronJobs, {Resource: "pods/status"}} {
+		t.Run(gr.String(), func(t *testing.T) { missing(t, gr) })
+	}
+}
+
+// TestNobodyKnows: a migration of a resource of which discovery does not tell, since an aggregated API server
+// does not answer, says what it waits for.
+func TestNobodyKnows(t *testing.T) {
+	w, c := newWorld(t, silent{})
+	w.user("away", "v1")
+	for range 3 {
+		result := w.step(c)
+		w.clock.Step(result.After)
+	}
+	got := w.migrations()[0]
+	if why := migrationv1alpha1.Waiting(&got); !strings.Contains(why, "kubectl get apiservices") {
+		t.Errorf("conditions %+v", got.Status.Conditions)
+	}
+}
+
+// silent are kinds that nobody tells.
+type silent struct{}
+
+// Kind implements Kinds.
+func (silent) Kind(context.Context, schema.GroupResource) (string, error) {
+	return "", errors.New("the server is currently unable to handle the request")
+}
+
+func missing(t *testing.T, gr schema.GroupResource) {
+	w, c := newWorld(t, kinds{})
+	typo := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
+		Resource: migrationv1alpha1.GroupVersionResource{Group: gr.Group, Version: "v1", Resource: gr.Resource},
+	}}
+	typo.Name = "typo"
+	original := &storagemigrationv1.StorageVersionMigration{}
+	original.Name, original.UID = "original", "original-uid"
+	typo.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(original, storagemigrationv1.SchemeGroupVersion.WithKind(migrationv1alpha1.MigrationKind))}
+	w.must(w.client.Create(context.Background(), typo))
+	result, err := c.Step(context.Background(), gr)
+	w.must(err)
+	if result.After <= 0 || result.After > time.Minute {
+		t.Fatalf("looks again after %s", result.After)
+	}
+	w.clock.Step(result.After)
+	_, err = c.Step(context.Background(), gr)
+	w.must(err)
+	got := w.migrations()[0]
+	failed := migrationv1alpha1.True(&got, migrationv1alpha1.MigrationFailed)
+	if failed == nil || failed.Reason != migrationv1alpha1.ReasonResourceNotFound || !strings.Contains(failed.Message, gr.String()) {
+		t.Errorf("conditions %+v", got.Status.Conditions)
+	}
+	w.wantEnded("typo Failed")
+	for _, name := range []string{"typo", "original"} {
+		w.wantEvent(name, migrationv1alpha1.ReasonResourceNotFound)
+	}
+}
+
+// A migration of a version in which no server serves the resource is ended, and says in which
+// it is served; one that names a version which is served, or none, is done.
+func TestVersionNotServed(t *testing.T) {
+	for version, refused := range map[string]bool{"v9": true, "v1": false, "": false} {
+		w, c := newWorld(t, served)
+		w.report(v1)
+		w.user("mine", version)
+		w.settle(c)
+		for _, got := range w.migrations() {
+			if got.Name != "mine" {
+				continue
+			}
+			failed := migrationv1alpha1.True(&got, migrationv1alpha1.MigrationFailed)
+			if (failed != nil) != refused {
+				t.Errorf("%q: it says %+v", version, got.Status.Conditions)
+			}
+			if failed != nil && (failed.Reason != migrationv1alpha1.ReasonVersionNotServed || !strings.Contains(failed.Message, `in version "v9" of spec.resource, but in v1: `)) {
+				t.Errorf("%q: %s: %s", version, failed.Reason, failed.Message)
+			}
+		}
+		if refused {
+			w.wantEvent("mine", migrationv1alpha1.ReasonVersionNotServed)
+		}
+	}
+}
+
+// TestPausedStaysPaused: the objects of a resource whose StorageState is deleted are migrated anew,
+// but not before a pause is over that somebody asked for.
+func TestPausedStaysPaused(t *testing.T) {
+	w, c := newMigrating(t)
+	begun := w.migrations()[0]
+	w.Quietly(func() {
+		begun.Annotations[migrationv1alpha1.ClaimedByAnnotation] = "apiserver-a"
+		begun.Spec.Paused = true
+		w.must(w.client.Update(context.Background(), &begun))
+		migrationv1alpha1.SetCondition(&begun, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused, "", begun.CreationTimestamp)
+		begun.Status.ContinueToken = "half"
+		w.must(w.client.Status().Update(context.Background(), &begun))
+		state := w.state()
+		w.must(w.client.Delete(context.Background(), state, client.Preconditions{UID: &state.UID, ResourceVersion: &state.ResourceVersion}))
+	})
+	w.settle(c)
+	got := w.migrations()
+	if len(got) != 1 || got[0].UID != begun.UID || !got[0].Spec.Paused || got[0].Status.Phase != migrationv1alpha1.PhasePaused {
+		t.Fatalf("migrations %+v", got)
+	}
+	if now := target(w, 1, v1); migrationv1alpha1.TargetOf(&got[0]) != now || got[0].Status.ContinueToken != "" || got[0].Annotations[migrationv1alpha1.ClaimedByAnnotation] != "" {
+		t.Errorf("it is not to begin anew for %s: %+v", now, got[0])
+	}
+	if state := migrationv1alpha1.ViewState(w.state()); state.Only(v1) {
+		t.Errorf("nothing was migrated, and the state is %s", state)
+	}
+	w.end(got[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	if state := migrationv1alpha1.ViewState(w.state()); !state.Only(v1) {
+		t.Errorf("it succeeded, and the state is %s", state)
+	}
+}
+
+// lateMapper learns of a kind when it is reset, as one over discovery does.
+type lateMapper struct {
+	*meta.DefaultRESTMapper
+	late schema.GroupVersionKind
+}
+
+func (m lateMapper) Reset() { m.Add(m.late, meta.RESTScopeNamespace) }
+
+func TestKindsOf(t *testing.T) {
+	early := schema.GroupVersionKind{Group: "batch.example.com", Version: "v1", Kind: "CronJob"}
+	late := schema.GroupVersionKind{Group: "late.example.com", Version: "v1", Kind: "Late"}
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(early, meta.RESTScopeNamespace)
+	kinds := KindsOf(lateMapper{mapper, late})
+	for gr, want := range map[schema.GroupResource]string{
+		{Group: "batch.example.com", Resource: "cronjobs"}: "CronJob",
+		{Group: "late.example.com", Resource: "lates"}:     "Late",
+	} {
+		if got, err := kinds.Kind(context.Background(), gr); err != nil || got != want {
+			t.Errorf("%s: %s, %v", gr, got, err)
+		}
+	}
+	for _, gr := range []schema.GroupResource{
+		{Group: "batch.example.com", Resource: "typos"},
+		{Group: "batch.example.com", Resource: "cronjob"},
+		{Group: "batch.example.com", Resource: "CronJobs"},
+		{Group: "batch", Resource: "cronjobs"},
+		{Resource: "cronjobs"},
+	} {
+		if kind, err := kinds.Kind(context.Background(), gr); !meta.IsNoMatchError(err) {
+			t.Errorf("%s, which is not served: %q, %v", gr, kind, err)
+		}
+	}
+}
+
+// TestLimitsStay: the next attempt of a migration that failed has the limits that a user has set.
+func TestLimitsStay(t *testing.T) {
+	w, c := newMigrating(t)
+	begun := w.migrations()[0]
+	w.Quietly(func() {
+		begun.Spec.MaxObjectsPerSecond = ptr.To[int64](3)
+		begun.Spec.MaxAddedLatency = &metav1.Duration{Duration: time.Second}
+		w.must(w.client.Update(context.Background(), &begun))
+	})
+	w.end(begun.Name, migrationv1alpha1.MigrationFailed)
+	w.settle(c)
+	w.clock.Step(evolve.Backoff(1))
+	w.settle(c)
+	got := w.migrations()
+	if len(got) != 1 || got[0].UID == begun.UID {
+		t.Fatalf("migrations %+v", got)
+	}
+	if spec := got[0].Spec; ptr.Deref(spec.MaxObjectsPerSecond, 0) != 3 || spec.MaxAddedLatency == nil || spec.MaxAddedLatency.Duration != time.Second {
+		t.Errorf("the next attempt is %+v", spec)
+	}
+}
