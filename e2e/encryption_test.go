@@ -60,11 +60,8 @@ func sealOf(t testing.TB, key string) agree.Seal {
 	if key == identity {
 		return ""
 	}
-	switch {
-	case strings.HasPrefix(key, kmsPrefix):
+	if strings.HasPrefix(key, kmsPrefix) {
 		return kmsSeal(key)
-	case key == keyV1:
-		return keyV1 + ":" // it tells nothing of the plugin's keys
 	}
 	seal, err := keyring.SealOf(key, base64.StdEncoding.EncodeToString(secretOf(key)))
 	must(t, err)

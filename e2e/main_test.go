@@ -68,7 +68,6 @@ var (
 		{"RotationRolledBack", testRotationRolledBack},
 		{"APIRotation", testAPIRotation},
 		{"KMS", testKMS},
-		{"KMSv1", testKMSv1},
 		{"StopWhileStarting", testStopWhileStarting},
 		{"RefusedSurroundings", testRefusedSurroundings},
 		{"CompatibilityVersionsOff", testCompatibilityVersionsOff},

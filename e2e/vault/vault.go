@@ -61,27 +61,14 @@ type Plugin struct {
 	Vault *Vault
 	// Path is of its socket.
 	Path string
-	// Serve has the gRPC server speak version 1 or 2.
-	Serve func(*grpc.Server)
 
 	mu     sync.Mutex
 	id     string // of the key that it encrypts with
 	server *grpc.Server
 }
 
-// Start starts one of version 2 whose key has the ID. It ends with the test.
+// Start starts one whose key has the ID. It ends with the test.
 func Start(t testing.TB, v *Vault, id string) *Plugin {
-	t.Helper()
-	p := New(t, v, id)
-	p.Serve = func(s *grpc.Server) {
-		kmsapi.RegisterKeyManagementServiceServer(s, service.NewGRPCService(p.Path, time.Second, p))
-	}
-	p.Start()
-	return p
-}
-
-// New makes one that neither speaks a version nor runs yet.
-func New(t testing.TB, v *Vault, id string) *Plugin {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kms") // short enough for a socket
 	if err != nil {
@@ -90,6 +77,7 @@ func New(t testing.TB, v *Vault, id string) *Plugin {
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	p := &Plugin{t: t, Vault: v, Path: filepath.Join(dir, "s"), id: id}
 	t.Cleanup(func() { p.Stop() })
+	p.Start()
 	return p
 }
 
@@ -101,7 +89,7 @@ func (p *Plugin) Start() {
 		p.t.Fatal(err)
 	}
 	server := grpc.NewServer()
-	p.Serve(server)
+	kmsapi.RegisterKeyManagementServiceServer(server, service.NewGRPCService(p.Path, time.Second, p))
 	p.mu.Lock()
 	p.server = server
 	p.mu.Unlock()
