@@ -1,7 +1,6 @@
 package dashboard
 
 import (
-	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -10,11 +9,9 @@ import (
 	"time"
 
 	"golang.org/x/tools/txtar"
-	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
-	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/status"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -189,26 +186,5 @@ func TestReleases(t *testing.T) {
 	}
 	if p, _ = pictureOf(story(t, "nothing"), verdict.Lifecycles()); len(p.Releases) != 0 {
 		t.Errorf("of nothing there is a verdict %+v", p.Releases)
-	}
-}
-
-// BenchmarkPicture: the cost of 10,000 resources whenever something changes.
-//
-//	go test ./dashboard -run '^$' -bench Picture
-func BenchmarkPicture(b *testing.B) {
-	o := story(b, "well")
-	sv, state := o.StorageVersions[0], o.States[0]
-	o.StorageVersions, o.States = []apiserverinternalv1alpha1.StorageVersion{}, []migrationv1alpha1.StorageState{}
-	for i := range 10000 {
-		sv.Name, state.Name = fmt.Sprintf("example.com.things%d", i), fmt.Sprintf("things%d.example.com", i)
-		state.Spec.Resource = migrationv1alpha1.GroupResource{Group: "example.com", Resource: fmt.Sprintf("things%d", i)}
-		o.StorageVersions, o.States = append(o.StorageVersions, sv), append(o.States, state)
-	}
-	lifecycles := verdict.Lifecycles()
-	for b.Loop() {
-		_, rows := pictureOf(o, lifecycles)
-		if _, order, err := encoded(rows); err != nil || len(order) < 10000 {
-			b.Fatalf("%d rows, %v", len(order), err)
-		}
 	}
 }
