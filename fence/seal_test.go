@@ -6,12 +6,17 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"k8s.io/api/apiserverinternal/v1alpha1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	machinery "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/storage"
 	"k8s.io/apiserver/pkg/storage/value"
+	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/agree"
@@ -54,7 +59,7 @@ func TestSealedWithTheKeyReported(t *testing.T) {
 	sealer.rotate("a")
 	config := w.config(configMaps, builtinCodec(corev1.SchemeGroupVersion))
 	config.Transformer = sealer
-	s := w.build(config, "/configmaps", false, func() machinery.Object { return &corev1.ConfigMap{} }, func() machinery.Object { return &corev1.ConfigMapList{} })
+	s := w.build(config, "/configmaps", false, func() runtime.Object { return &corev1.ConfigMap{} }, func() runtime.Object { return &corev1.ConfigMapList{} })
 	inA, inB := agree.Encoding("v1+t:v1:a:0"), agree.Encoding("v1+t:v1:b:0")
 	keyOf := func(name string) string {
 		t.Helper()
@@ -88,7 +93,7 @@ func TestSealedWithTheKeyReported(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	sealer.sealed = turn("a", inA)
-	err := s.GuaranteedUpdate(t.Context(), "/configmaps/two", &corev1.ConfigMap{}, false, nil, storage.SimpleUpdate(func(in machinery.Object) (machinery.Object, error) {
+	err := s.GuaranteedUpdate(t.Context(), "/configmaps/two", &corev1.ConfigMap{}, false, nil, storage.SimpleUpdate(func(in runtime.Object) (runtime.Object, error) {
 		in.(*corev1.ConfigMap).Data = map[string]string{"k": "v"}
 		return in, nil
 	}), nil)
@@ -113,4 +118,87 @@ func TestStamp(t *testing.T) {
 			t.Errorf("%q passes for a stamped value", bad)
 		}
 	}
+}
+
+var (
+	builtinScheme = newBuiltinScheme()
+	builtinCodecs = serializer.NewCodecFactory(builtinScheme)
+)
+
+// newBuiltinScheme registers the versioned types as the internal ones too.
+func newBuiltinScheme() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, v1alpha1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			panic(err)
+		}
+	}
+	for kind, obj := range map[schema.GroupKind]runtime.Object{
+		{Kind: "ConfigMap"}: &corev1.ConfigMap{},
+		{Group: coordinationv1.GroupName, Kind: "Lease"}:    &coordinationv1.Lease{},
+		{Group: v1alpha1.GroupName, Kind: "StorageVersion"}: &v1alpha1.StorageVersion{},
+	} {
+		scheme.AddKnownTypeWithName(kind.WithVersion(runtime.APIVersionInternal), obj)
+	}
+	return scheme
+}
+
+// builtinCodec stores protobuf, by versioners like a storage factory's.
+func builtinCodec(gv schema.GroupVersion) runtime.Codec {
+	info, ok := runtime.SerializerInfoForMediaType(builtinCodecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
+	if !ok {
+		panic("no protobuf serializer")
+	}
+	group := schema.GroupKind{Group: gv.Group}
+	internal := schema.GroupVersion{Group: gv.Group, Version: runtime.APIVersionInternal}
+	return runtime.NewCodec(
+		builtinCodecs.EncoderForVersion(info.Serializer, runtime.NewMultiGroupVersioner(gv, group, group)),
+		builtinCodecs.DecoderToVersion(builtinCodecs.UniversalDeserializer(), runtime.NewCoercingMultiGroupVersioner(internal, group, group)),
+	)
+}
+
+func TestMetrics(t *testing.T) {
+	read := func() [3]float64 {
+		t.Helper()
+		var values [3]float64
+		for i, counter := range []func() (float64, error){
+			func() (float64, error) {
+				return testutil.GetCounterMetricValue(mismatches.WithLabelValues("", "configmaps"))
+			},
+			func() (float64, error) {
+				return testutil.GetCounterMetricValue(retries.WithLabelValues("", "configmaps"))
+			},
+			func() (float64, error) {
+				return testutil.GetCounterMetricValue(forwards.WithLabelValues(widgets.Group, widgets.Resource, "success"))
+			},
+		} {
+			value, err := counter()
+			must(t, err)
+			values[i] = value
+		}
+		return values
+	}
+	before := read()
+	w, s := newConfigMaps(t)
+	w.report(configMaps, by(self, "v1"), by(other, "v1")) // one mismatch, tried again
+	must(t, s.GuaranteedUpdate(t.Context(), "/configmaps/existing", &corev1.ConfigMap{}, false, nil, setData("a"), nil))
+	w.report(configMaps, by(other, "v1")) // one mismatch, refused
+	wantUnavailable(t, writes["create"](w, s))
+	f := newFlip(t, false)
+	f.buildNew()
+	f.permit(widgets, encV2)
+	f.wantForwarded() // a create and an update
+	after := read()
+	for i, want := range []float64{2, 1, 2} {
+		if got := after[i] - before[i]; got != want {
+			t.Errorf("counter %d rose by %v, want %v", i, got, want)
+		}
+	}
+}
+
+// waiting returns how many calls wait for a store of the resource.
+func (r *registry) waiting(gr schema.GroupResource) int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.waiters[gr])
 }
