@@ -247,12 +247,20 @@ func (m Moving) text(s Style) string {
 		line += fmt.Sprintf(", %d failed", m.Failed)
 	}
 	if m.State == Running && !m.full {
-		line += fmt.Sprintf(", %d/s", m.ObjectsPerSecond)
+		line += ", " + PerSecond(m.ObjectsPerSecond, m.Done)
 	}
 	if m.LeftSeconds > 0 {
 		line += fmt.Sprintf(", %s left", time.Duration(m.LeftSeconds)*time.Second)
 	}
 	return s.wrapped("", "  ", title) + line + "\n"
+}
+
+// PerSecond is the rate of a running migration that has done so many objects: it is not 0 where any are done.
+func PerSecond(rate, done int64) string {
+	if rate == 0 && done > 0 {
+		return "less than 1/s"
+	}
+	return fmt.Sprintf("%d/s", rate)
 }
 
 // serverTable lists the servers.

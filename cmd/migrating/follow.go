@@ -16,6 +16,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/status"
 )
 
 const (
@@ -128,7 +129,7 @@ func (a *asked) line(bar int) string {
 	if running.Reason == migrationv1alpha1.ReasonRetrying {
 		return text.String() + ", " + running.Message
 	}
-	fmt.Fprintf(&text, ", %d/s", p.ObjectsPerSecond)
+	text.WriteString(", " + status.PerSecond(p.ObjectsPerSecond, p.Done))
 	if p.Failed > 0 {
 		fmt.Fprintf(&text, ", %d cannot be migrated", p.Failed)
 	}
