@@ -229,7 +229,9 @@ func (k kinds) Kind(_ context.Context, gr schema.GroupResource) (string, error) 
 func (w *world) storageVersion() *apiserverinternalv1alpha1.StorageVersion {
 	w.t.Helper()
 	sv := &apiserverinternalv1alpha1.StorageVersion{}
-	w.Quietly(func() { w.must(w.client.Get(context.Background(), client.ObjectKey{Name: storageversion.Name(cronJobs)}, sv)) })
+	w.Quietly(func() {
+		w.must(w.client.Get(context.Background(), client.ObjectKey{Name: storageversion.Name(cronJobs)}, sv))
+	})
 	return sv
 }
 
