@@ -61,9 +61,9 @@ func (e Encoding) Sealed(s Seal) Encoding {
 	return e.Plain() + sealMark + Encoding(s)
 }
 
-// Seal names an encryption key: "<provider>:<version>:<key>:<fingerprint>", for
-// example "aescbc:v1:key1:5bd1f0a2c3e49b77". The fingerprint tells secrets apart that have
-// one name. The empty Seal means that values are stored as they are.
+// Seal names an encryption key: "<provider>:<version>:<key>:<fingerprint>", for example
+// "aescbc:v1:key1:5bd1f0a2c3e49b77". The fingerprint distinguishes secrets with the same name. The empty Seal means
+// that values are not encrypted.
 type Seal string
 
 // Key returns the Seal without its fingerprint: the part that encrypted values begin with.
@@ -72,15 +72,15 @@ func (s Seal) Key() string {
 	return string(s)[:max(i, 0)]
 }
 
-// UnknownKey is the fingerprint in a Seal of which the server does not know yet with which
-// key it is going to encrypt: a KMS plugin tells, and has not been reached. No value has it.
+// UnknownKey is the fingerprint in a Seal while the server does not know yet which key it will encrypt with, because
+// it has not reached the KMS plugin that decides. No value has it.
 const UnknownKey = "?"
 
-// Known says whether the Seal tells the key.
+// Known reports whether the Seal names the key.
 func (s Seal) Known() bool { return !strings.HasSuffix(string(s), ":"+UnknownKey) }
 
-// Unknown is the encoding of objects whose encoding nobody can name (KEP-2343, "API
-// design"). Nobody agrees on it.
+// Unknown is the encoding of objects whose encoding is not known (KEP-2343, "API design"). There is never agreement on
+// it.
 const Unknown Encoding = "Unknown"
 
 // Report is one server's entry in a StorageVersion (KEP-2339, "Resource Version API").
@@ -155,8 +155,8 @@ func Merge(reports []Report, own Report, participants Participants) []Report {
 	return settle(merged, participants, own.Server)
 }
 
-// Settle returns the reports that stand with these participants: those of servers that are
-// none are dropped, and for each that is silent, or owes one, one of Unknown is put in.
+// Settle returns the reports that stand with these participants: it drops reports of servers that are not
+// participants, and adds a report of Unknown for each participant that is silent or owes a report.
 func Settle(reports []Report, participants Participants) []Report {
 	return settle(reports, participants, "")
 }
@@ -245,7 +245,7 @@ func Equal(a, b []Report) bool { return slices.EqualFunc(a, b, Report.equal) }
 // not report any more: it has to be run again on the newest store.
 var ErrSuperseded = errors.New("the store's encoding is no longer the one this server reports")
 
-// ErrFenced says that a StorageVersion does not permit any more what was begun under it.
+// ErrFenced says that a StorageVersion no longer permits a write that was begun under it.
 var ErrFenced = errors.New("the StorageVersion has moved")
 
 // Verdict is the next step of a write that failed because its StorageVersion has changed.

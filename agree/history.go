@@ -48,8 +48,8 @@ func (h History) next(reports []Report, bytes int) History {
 	return next
 }
 
-// forget drops the oldest encodings, but none that is reported now, until the others take
-// no more than so many bytes.
+// forget drops the oldest encodings until the history takes at most this number of bytes; it keeps every encoding that
+// is reported now.
 func (h *History) forget(bytes int) {
 	size := 0
 	for e := range h.Last {

@@ -83,15 +83,15 @@ func (l *Liveness) proven(elapsed, duration time.Duration) time.Duration {
 	return min(elapsed, max(min(duration, l.promised)/3-l.unproven, 0))
 }
 
-// silence has every Lease's silence start anew.
+// silence restarts the silence of every Lease.
 func (l *Liveness) silence() {
 	for i := range l.seen {
 		l.seen[i].silent = 0
 	}
 }
 
-// Forget tells that the Leases were not observed for a while, be it that an attempt
-// failed: every Lease's silence starts anew with the next observation.
+// Forget records that the Leases were not observed for a while, also because an attempt failed: every Lease's silence
+// restarts with the next observation.
 func (l *Liveness) Forget() { *l = Liveness{} }
 
 // Expired returns the Leases that were not renewed during their whole duration, by server.

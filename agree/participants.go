@@ -8,7 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// Silence is why a server does not report, in words for people; empty for one that does.
+// Silence explains to people why a server does not report; empty if it reports.
 type Silence string
 
 const (
@@ -49,13 +49,13 @@ type Participants struct {
 	owing     sets.Set[ServerID] // see For
 }
 
-// NewParticipants returns those that report, or are about to, and those that never do.
+// NewParticipants returns the participants: servers that report or are about to, and silent servers that never do.
 func NewParticipants(reporting []ServerID, silent map[ServerID]Silence) Participants {
 	return Participants{reporting: sets.New(reporting...), silent: silent}
 }
 
-// Holds returns the participants with one of them, which reports, holding the permission to write
-// these resources, whether its reports of them stand or not. p is not changed.
+// Holds returns the participants in which one reporting server holds the permission to write these resources, whether
+// its reports about them stand or not. p is not changed.
 func (p Participants) Holds(id ServerID, resources ...schema.GroupResource) Participants {
 	holding := maps.Clone(p.holding)
 	if holding == nil {
@@ -66,8 +66,8 @@ func (p Participants) Holds(id ServerID, resources ...schema.GroupResource) Part
 	return p
 }
 
-// For returns the participants with regard to the reports of one resource, which Merge and Settle
-// work on: those that hold the permission to write it owe a report.
+// For returns the participants as Merge and Settle need them for the reports of one resource: servers that hold the
+// permission to write it owe a report.
 func (p Participants) For(gr schema.GroupResource) Participants {
 	p.owing = nil
 	for id, resources := range p.holding {
@@ -84,14 +84,14 @@ func (p Participants) Has(id ServerID) bool {
 	return silent || p.reporting.Has(id)
 }
 
-// Silent returns those that never report, sorted.
+// Silent returns the servers that never report, sorted.
 func (p Participants) Silent() []ServerID { return slices.Sorted(maps.Keys(p.silent)) }
 
-// Reporting counts those that report, or are about to.
+// Reporting counts the servers that report, or are about to.
 func (p Participants) Reporting() int { return p.reporting.Len() }
 
-// silence is the report that others make for a server that is silent or owes one. Its version only
-// satisfies the invariant of Report: nobody knows what the server decodes, and nothing is served.
+// silence returns the report that other servers make for a server that is silent or owes a report. Its version only
+// satisfies the invariant of Report: it is not known what the server decodes, and nothing is served.
 func (p Participants) silence(id ServerID) Report {
 	why := p.silent[id]
 	if p.owing.Has(id) {

@@ -21,7 +21,7 @@ const (
 	InRange Rule = "in-range"
 )
 
-// Breach says that a change of a feature's history breaks a rule.
+// similar returns the features whose names are most like an unknown name.
 type Breach struct {
 	Feature string
 	Rule    Rule
@@ -33,9 +33,7 @@ func (b Breach) String() string {
 	return fmt.Sprintf("feature %s breaks the rule %s: %s", b.Feature, b.Rule, b.Detail)
 }
 
-// CheckHistories compares the histories that a binary declares with those recorded, and returns the breaches of rules, by feature.
-// The phases that a release before the binary had cannot be added to or taken back; a feature may leave the code when no release in
-// range tells its absence from its presence (Removable), and its record stays.
+// Breach is a violation of a rule by a change of a feature's history.
 func CheckHistories(recorded, declared map[string][]Phase, binary *version.Version) []Breach {
 	names := slices.Sorted(maps.Keys(recorded))
 	for _, name := range slices.Sorted(maps.Keys(declared)) {

@@ -39,13 +39,13 @@ type Stored struct {
 	// Reported are the group/versions that servers write: objects may have them a moment after
 	// a census that found none.
 	Reported []string
-	// Undecodable counts the objects of which a migration found that they cannot be read, and
-	// names the first. It goes by what the last migration that ended left behind.
+	// Undecodable counts the objects that a migration found to be unreadable, and names the first. It reflects the
+	// last finished migration.
 	Undecodable Undecodable
-	// Why tells where the rest of this comes from, such as why Unknown; for people.
+	// Why explains to people where the rest of this comes from, such as the reason for Unknown.
 	Why string
-	// Census counts the raw values; nil: nobody did. Where every value was read and says what it
-	// is, it goes before what is remembered.
+	// Census counts the raw values; nil if nobody counted. If every value was read and has a known encoding, it takes
+	// precedence over recorded stored sets.
 	Census *StoredCensus
 	// Storeless says that the server which was asked for a census has no store of the resource.
 	Storeless bool
@@ -64,7 +64,7 @@ type Undecodable struct {
 type StoredCensus struct {
 	// Objects counts them by the group/version that their envelopes name.
 	Objects map[string]int64
-	// First names the first objects of each, and under "" those that are unreadable.
+	// First names the first objects of each encoding, and under "" the unreadable ones.
 	First map[string][]string
 	// Encrypted and Unreadable count the values whose envelopes cannot be read.
 	Encrypted, Unreadable int64
@@ -74,9 +74,9 @@ type StoredCensus struct {
 
 // StoredCRD holds the versions that a CustomResourceDefinition names, as group/versions.
 type StoredCRD struct {
-	// Versions are those of its spec, served or not: every server decodes them.
+	// Versions are the versions of the spec, served or not: every server decodes them.
 	Versions []string
-	// StoredVersions are those of its status: no object has another.
+	// StoredVersions are the versions of the status: no object has another one.
 	StoredVersions []string
 }
 
@@ -88,7 +88,7 @@ type Finding struct {
 	Verdict Safety   `json:"verdict"`
 	// Reason is the verdict's, to an operator.
 	Reason string `json:"reason"`
-	// Undecodable are those of Stored that make it unsafe.
+	// Undecodable lists the elements of Stored that make it unsafe.
 	Undecodable []string `json:"undecodable,omitempty"`
 	// Objects are how many objects that concerns, where they were counted, and First names the
 	// first of them.
@@ -96,13 +96,13 @@ type Finding struct {
 	First   []string `json:"first,omitempty"`
 }
 
-// Target is a server that is to be started, for example after a downgrade, on the objects stored in etcd.
+// Target is a server that will be started, for example after a downgrade, on the objects stored in etcd.
 type Target struct {
-	// Name is what reasons call it, such as "1.35".
+	// Name is the target's name in reasons, such as "1.35".
 	Name string
 
 	resources map[schema.GroupResource]reading
-	// silent answers why it cannot decode an encoding of which nothing is known.
+	// silent explains why the target cannot decode an encoding about which nothing is known.
 	silent string
 }
 
@@ -111,7 +111,7 @@ type reading struct {
 	versions []versionReading
 	// lacks is why the target never reads the resource; "" if it may.
 	lacks string
-	// storage is the group/version in which the target will write it; "" if nobody can tell.
+	// storage is the group/version in which the target will write the resource; "" if that is not known.
 	storage string
 }
 
@@ -143,8 +143,8 @@ func (p *Plan) Target() *Target {
 	return t
 }
 
-// persisted: a resource without a storage version is stored nowhere, or with another resource of its name. Of one that the binary has
-// lost all types of, objects may still be stored.
+// persisted: a resource without a storage version is not stored, or is stored as another resource of its name. If the
+// binary no longer has any type of a resource, objects may still be stored.
 func (r ResourcePlan) persisted() bool { return !r.Storage.Empty() || len(r.Decodable) == 0 }
 
 func (r ResourcePlan) readings() []versionReading {
@@ -340,7 +340,7 @@ func (c *StoredCRD) reading() reading {
 	return read
 }
 
-// complete says whether every value was read and says what it is.
+// complete reports whether every value was read and has a known encoding.
 func (c *StoredCensus) complete() bool {
 	return c != nil && c.Encrypted == 0 && c.Unreadable == 0 && c.Partial == ""
 }
@@ -385,7 +385,7 @@ func (s Stored) uncertain() string {
 	return cmp.Or(s.Why, "its stored set says Unknown") + ", and " + more
 }
 
-// counted tells how many objects have an encoding, where they were counted.
+// counted returns how many objects have an encoding, if they were counted.
 func (s Stored) counted(encoding string) string {
 	if s.Census == nil || s.Census.Objects[encoding] == 0 {
 		return ""
@@ -407,7 +407,7 @@ func values(n int64) string {
 	return fmt.Sprintf("%d values are", n)
 }
 
-// Overall is the verdict on all of the findings: one that is unsafe makes it so, else one of which nobody can tell.
+// Overall returns the verdict on all findings: unsafe if one is unsafe, otherwise unknown if one is unknown.
 func Overall(findings []Finding) Safety {
 	overall := Safe
 	for _, f := range findings {

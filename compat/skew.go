@@ -14,8 +14,8 @@ import (
 // Component is a program that sends requests to an API server, by the name it gives itself.
 type Component string
 
-// The components that have an allowed skew. All others are OtherComponent, and those that give themselves no
-// name UnknownComponent.
+// The components that have an allowed skew. All others are OtherComponent; clients that do not name a component are
+// UnknownComponent.
 const (
 	KubeControllerManager  Component = "kube-controller-manager"
 	KubeScheduler          Component = "kube-scheduler"
@@ -103,7 +103,7 @@ func Skew(c Component, w Window) (SkewRange, bool) {
 type Verdict int
 
 const (
-	// Unknown: the component has no rule, or does not tell its version.
+	// Unknown: the component has no rule, or its version is not known.
 	Unknown Verdict = iota
 	Within
 	TooOld
@@ -124,7 +124,7 @@ func (v Verdict) String() string {
 	}
 }
 
-// Judge says whether a component of this version, nil if it does not tell, may talk to a server with this window.
+// Judge decides whether a component of this version (nil if unknown) may talk to a server with this window.
 func Judge(c Component, v *version.Version, w Window) Verdict {
 	allowed, ok := Skew(c, w)
 	if !ok {
@@ -133,11 +133,12 @@ func Judge(c Component, v *version.Version, w Window) Verdict {
 	return allowed.Judge(v)
 }
 
-// Identity names the component that sent a request, and its version, as far as the request tells.
+// Identity is the component that sent a request, and its version, as far as the request says.
 type Identity struct {
-	// Component is one that has an allowed skew, OtherComponent or UnknownComponent, whatever was sent.
+	// Component is one with an allowed skew, OtherComponent or UnknownComponent, whatever was sent.
 	Component Component
-	// Version is the minor release; nil if it is not told. That of OtherComponent need not be one of Kubernetes.
+	// Version is the minor release; nil if it is not known. That of OtherComponent need not be a release of
+	// Kubernetes.
 	Version *version.Version
 }
 
@@ -199,7 +200,7 @@ func ComponentVersion(c Component, emulation *version.Version) string {
 	return string(c) + "/" + minor(emulation).String()
 }
 
-// ServerVersions are the versions of one server, as its identity Lease tells them; nil where it does not.
+// ServerVersions are the versions of one server from its identity Lease; nil if the Lease does not have them.
 type ServerVersions struct {
 	ID                                  string
 	Binary, Emulation, MinCompatibility *version.Version
@@ -224,17 +225,17 @@ func (s ServerVersions) known() bool { return s.Emulation != nil && s.MinCompati
 
 // ServerSkew is how far the servers of a cluster are from each other.
 type ServerSkew struct {
-	// Oldest and Newest are emulation versions; nil if no server tells its own.
+	// Oldest and Newest are emulation versions; nil if no server's is known.
 	Oldest, Newest *version.Version
 	// Windows are the different versions that servers stand for, oldest first.
 	Windows []Window
-	// Silent are the IDs of servers that do not tell their emulation and min compatibility versions, sorted.
+	// Silent lists the IDs of servers whose emulation and min compatibility versions are not known, sorted.
 	Silent []string
-	// Violations are empty if every server that tells its versions allows every other.
+	// Violations is empty if every server with known versions allows every other.
 	Violations []SkewViolation
 }
 
-// SkewViolation says that servers stand for a release that other servers do not allow.
+// SkewViolation says that servers emulate a release that other servers do not allow.
 type SkewViolation struct {
 	// Emulation is the release they stand for.
 	Emulation *version.Version
@@ -287,10 +288,10 @@ func JudgeServers(servers []ServerVersions) ServerSkew {
 	return skew
 }
 
-// Agree reports whether all servers that tell their versions stand for the same ones.
+// Agree reports whether all servers with known versions have the same ones.
 func (s ServerSkew) Agree() bool { return len(s.Windows) <= 1 }
 
-// Allowed reports whether all servers that tell their versions allow each other.
+// Allowed reports whether all servers with known versions allow each other.
 func (s ServerSkew) Allowed() bool { return len(s.Violations) == 0 }
 
 func (w Window) equal(other Window) bool { return w.compare(other) == 0 }

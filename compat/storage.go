@@ -9,8 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// storageVersions picks the storage version of every resource; empty for one that is not persisted or that the binary has no type for.
-// The error names the resources without one and the min compatibility versions that would do.
+// storageVersions returns the storage version of every resource; empty if the resource is not persisted or the binary
+// has no type for it. The error names the resources without a possible storage version, and the min compatibility
+// versions that would work.
 func storageVersions(resources [][]Lifecycle, o Options) ([]schema.GroupVersion, error) {
 	picked, missing := pick(resources, o.MinCompatibility, o.Emulation)
 	if len(missing) == 0 {
@@ -61,9 +62,9 @@ func storageVersion(rows []Lifecycle, minCompatibility, emulation *version.Versi
 	return "", false
 }
 
-// readers are the releases in the window that know the resource. When none does, they are the last release before it that did, or else
-// the first one after it that will: the neighbour a cluster comes from or goes to.
-// Taking the last before the first is what keeps a storage version from getting older when min compatibility is raised.
+// readers returns the releases in the window that know the resource. If there is none, it returns the last earlier
+// release that knew it, or else the first later one that will: the neighbour that a cluster comes from or goes to.
+// Taking the last earlier one first keeps the storage version from getting older when min compatibility is raised.
 func readers(rows []Lifecycle, window []*version.Version) []*version.Version {
 	var in []*version.Version
 	for _, r := range window {

@@ -8,8 +8,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Clock is the API server's, as its answers tell it: a Lease that was renewed by that clock is
-// not to be judged by the one here.
+// Clock is the API server's clock, as its answers show it: a Lease that was renewed by that clock must not be judged
+// by the local one.
 type Clock struct {
 	mu    sync.Mutex
 	ahead time.Duration

@@ -1,6 +1,6 @@
-// Package connect is how programs of this project reach a cluster: the flags of a
-// kubeconfig that they have, the component and release that their requests tell, and a client
-// for the kinds that the protocol uses. It holds nothing of a server.
+// Package connect is how programs of this project reach a cluster. It has the flags of a kubeconfig, sets the
+// component and release that requests name, and makes a client for the kinds that the protocol uses. It contains no
+// part of a server.
 package connect
 
 import (
@@ -35,8 +35,8 @@ func UserAgent(component compat.Component) string {
 	return fmt.Sprintf("%s/v%s.0 (%s/%s) kubernetes/concord", component, compat.BinaryVersion(), goruntime.GOOS, goruntime.GOARCH)
 }
 
-// AsComponent returns a copy of config whose requests tell which component sends them,
-// and which release it stands for. Of several the last one counts.
+// AsComponent returns a copy of config whose requests name the component that sends them, and its release. If it is
+// applied twice, the last call counts.
 func AsComponent(config *rest.Config, component compat.Component, emulation *version.Version) *rest.Config {
 	config = rest.CopyConfig(config)
 	config.UserAgent = UserAgent(component)
@@ -45,13 +45,12 @@ func AsComponent(config *rest.Config, component compat.Component, emulation *ver
 	return config
 }
 
-// AsCommand returns a copy of config whose requests tell that this program's command sends
-// them.
+// AsCommand returns a copy of config whose requests say that this program's command sends them.
 func AsCommand(config *rest.Config) *rest.Config {
 	return AsComponent(config, compat.ConcordCommand, compat.BinaryVersion())
 }
 
-// tells adds the component's version to requests.
+// tells is a transport that adds the component's version to requests.
 type tells struct {
 	next  http.RoundTripper
 	value string
@@ -78,9 +77,8 @@ func NewClient(config *rest.Config) (client.WithWatch, error) {
 	return NewClientWith(config, schema.GroupVersion{})
 }
 
-// NewClientWith returns such a client that also knows the migrations of
-// storagemigration.k8s.io, if one of its versions is given: their types are v1's in all of
-// them.
+// NewClientWith returns a client like NewClient's that also knows the migrations of storagemigration.k8s.io in the
+// given version, if any: their types are the same as in v1.
 func NewClientWith(config *rest.Config, migrations schema.GroupVersion) (client.WithWatch, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{

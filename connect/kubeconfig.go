@@ -28,8 +28,8 @@ func Loaded(flags clientcmd.ClientConfig) (*rest.Config, error) {
 	return AsCommand(config), nil
 }
 
-// WithTimeout returns a copy of config that waits for each answer as long as it says itself, or
-// else only so long as somebody at a terminal would.
+// WithTimeout returns a copy of config that waits for answers as long as config says, or else only as long as a user
+// at a terminal would.
 func WithTimeout(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
 	if config.Timeout == 0 {

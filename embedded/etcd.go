@@ -146,9 +146,9 @@ func awaitReady(ctx context.Context, etcd *embed.Etcd) error {
 	}
 }
 
-// beginFirst marks the data directory during an etcd's first start in it. The data that a
-// first start that was cut off has left, which may be a log without the etcd's own membership
-// and never becomes ready, is put aside: nobody has used it. finish ends the first start.
+// beginFirst marks the data directory during the first start of an etcd in it. If an earlier first start was
+// interrupted, it may have left a log without etcd's own membership, with which etcd never becomes ready; these files
+// are moved aside, since nobody has used them. finish ends the first start.
 func beginFirst(dataDir string) (finish func() error, err error) {
 	dir, mark := filepath.Join(dataDir, EtcdDirName), filepath.Join(dataDir, firstStartName)
 	if _, err := os.Stat(mark); err == nil {
@@ -175,8 +175,8 @@ func beginFirst(dataDir string) (finish func() error, err error) {
 	}, nil
 }
 
-// abandon closes an etcd that never became ready. One that waits for log entries which
-// are not there never closes; the process ends anyway.
+// abandon closes an etcd that never became ready. An etcd that waits for missing log entries never closes; the process
+// ends anyway.
 func abandon(etcd *embed.Etcd) {
 	closed := make(chan struct{})
 	go func() {
@@ -207,8 +207,8 @@ func openEtcd(cfg *embed.Config, sound bool) (etcd *embed.Etcd, err error) {
 	return embed.StartEtcd(cfg)
 }
 
-// EtcdLogger returns a logger for an embedded etcd. It drops etcd's messages, since those that
-// matter come as errors, and panics where etcd would end the process.
+// EtcdLogger returns a logger for an embedded etcd. It drops etcd's messages, since important ones arrive as errors,
+// and panics where etcd would end the process.
 func EtcdLogger() *zap.Logger { return zap.NewNop().WithOptions(zap.WithFatalHook(fatalPanics{})) }
 
 // fatalPanics turns fatal log entries into panics, which can be recovered.
@@ -248,9 +248,8 @@ func (e *Etcd) config(socket string) (*embed.Config, error) {
 	return cfg, nil
 }
 
-// Close stops the etcd and releases the data directory. It takes at most 3 s: calls get one
-// of them to end, and watches, which do not end by themselves, are cut off then. It may be
-// called again.
+// Close stops the etcd and releases the data directory. It takes at most 3 s: calls get one of them to finish;
+// watches, which do not end by themselves, are then cut off. It may be called again.
 func (e *Etcd) Close() error {
 	e.closing.Do(func() { e.closeErr = e.close() })
 	return e.closeErr

@@ -67,9 +67,8 @@ func lastEntry(dir string) (last uint64, err error) {
 	return last, nil
 }
 
-// closedName is where an etcd that was closed in an orderly way leaves a description of
-// its files. While they match it nobody has written to them since, and they need not be
-// checked, which takes long for a large database.
+// closedName is the file in which an orderly shutdown leaves a description of etcd's files. As long as the description
+// matches, nobody has written to the files, and they need not be checked, which takes long for a large database.
 const closedName = "etcd.closed"
 
 // describeFiles describes an etcd's files by attributes that change whenever one is replaced or
@@ -103,8 +102,8 @@ func markClosed(dataDir string) error {
 	return os.WriteFile(filepath.Join(dataDir, closedName), []byte(description), 0o600)
 }
 
-// takeClosed says whether the files are as an orderly end has left them, and removes
-// the mark that says so, for good: after a loss of power the times of change may be older than the files.
+// takeClosed reports whether the files are as an orderly shutdown left them, and durably removes the mark that says
+// so: after a loss of power the times of change may be older than the files.
 func takeClosed(dataDir string) (bool, error) {
 	mark := filepath.Join(dataDir, closedName)
 	description, err := os.ReadFile(mark)

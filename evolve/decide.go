@@ -105,9 +105,9 @@ func listed(o Observation, stored []agree.Encoding) []agree.Encoding {
 	return seen
 }
 
-// Counts returns the target for which the stored values have to be counted before Decide can
-// make the stored set one encoding, or shrink storedVersions. The StorageState and the migration
-// alone do not prove it: somebody may have edited them.
+// Counts returns the target for which the stored values have to be counted before Decide may reduce the stored set to
+// one encoding, or shrink storedVersions. The StorageState and the migration alone do not prove it, since somebody may
+// have edited them.
 func Counts(o Observation) (Target, bool) {
 	if o.State == nil || o.State.Forged || o.StorageVersion == nil {
 		return Target{}, false
@@ -122,8 +122,8 @@ func Counts(o Observation) (Target, bool) {
 	return target, len(o.Succeeded(target)) > 0
 }
 
-// Believed returns the observation as if the count had found nothing else, for clusters whose
-// stored values nobody can read.
+// Believed returns the observation as if the count had found nothing else, for clusters whose stored values cannot be
+// read.
 func Believed(o Observation) Observation {
 	if target, counts := Counts(o); counts {
 		o.Census = &Census{Of: target}
@@ -151,9 +151,9 @@ func (o Observation) Succeeded(target Target) (all []Migration) {
 	return all
 }
 
-// counts says whether a migration has succeeded for the target. A user's that was adopted with
-// another state does not count: who deletes a state has everything migrated again. Clocks do not tell
-// that: the state has the API server's time, and the end of a migration the migrator's.
+// counts reports whether a migration has succeeded for the target. A user's migration that was adopted with another
+// StorageState does not count: deleting a StorageState asks for everything to be migrated again. Times cannot decide
+// this: the state has the API server's clock, and the end of a migration the migrator's.
 func (o Observation) counts(m Migration, target Target) bool {
 	if o.outlived(m) {
 		return false
@@ -228,8 +228,8 @@ func decideMigrations(o Observation, target Target) []Action {
 	return append(stale, starts...)
 }
 
-// unserved says that a user's migration names a version in which no server serves the resource;
-// "" if it does not, or that is not known.
+// unserved explains that a user's migration names a version in which no server serves the resource; "" if it names
+// another one, or that is not known.
 func unserved(o Observation, m Migration) string {
 	served := ServedVersions(o.Resource, o.StorageVersion.Reports)
 	if m.Made || m.Version == "" || len(served) == 0 || slices.Contains(served, m.Version) {
@@ -302,8 +302,8 @@ func (a *attempts) again(o Observation, target Target) []Action {
 	})
 }
 
-// servedVersion picks a version in which the resource can be requested: the encoding's
-// if that is served, else the first one that is.
+// servedVersion returns a version in which the resource can be requested: the encoding's if it is served, else the
+// first served one.
 func servedVersion(gr schema.GroupResource, e agree.Encoding, reports []agree.Report) string {
 	served := ServedVersions(gr, reports)
 	if len(served) == 0 || e.Group() == gr.Group && slices.Contains(served, e.Version()) {
@@ -350,7 +350,8 @@ func prunes(o Observation, target Target) bool {
 		!slices.Equal(o.CRD.StoredVersions, []agree.Encoding{target.Encoding.Plain()})
 }
 
-// decidePrune tells a CRD that no other encoding is stored any more, unless that is on hold.
+// decidePrune removes from a CRD's status.storedVersions the versions that are no longer stored, unless that is on
+// hold.
 func decidePrune(o Observation, target Target) []Action {
 	if !o.State.Only(target.Encoding) || !prunes(o, target) || !o.proves(target) {
 		return nil
@@ -361,11 +362,10 @@ func decidePrune(o Observation, target Target) []Action {
 	return []Action{Prune{CRD: o.CRD.Name, Target: target}}
 }
 
-// decideKeep tells a CRD again what may be stored, after somebody else, such as another
-// migrator, took it out of status.storedVersions too early: else the version could be removed
-// from the spec, and its objects not be read any more (I8). With Unknown in the stored set that
-// is every version that storedVersions were seen to name. One that is not in the spec any more
-// cannot be told.
+// decideKeep puts versions back into a CRD's status.storedVersions that another program, such as another migrator, has
+// removed too early; otherwise they could be removed from the spec, and their objects could not be read any more (I8).
+// While the stored set has Unknown these are all versions that storedVersions were seen to name. A version that is no
+// longer in the spec cannot be put back.
 func decideKeep(o Observation) []Action {
 	if o.CRD == nil {
 		return nil
@@ -404,11 +404,11 @@ func decideGone(o Observation) []Action {
 	return append(append(actions, decideKeep(o)...), decideBeat(o)...)
 }
 
-// unseen is why a migration waits while discovery does not tell all of the resource's group.
+// unseen explains why a migration waits while discovery does not list the resource's whole group.
 const unseen = "discovery does not tell whether any server serves %q; if an aggregated API server does not answer, kubectl get apiservices says which"
 
-// decideUnreported handles users' migrations of a resource that nobody reports. One that
-// did not begin gets time: servers may be about to report.
+// decideUnreported handles users' migrations of a resource that no server reports. A migration that has not begun gets
+// time, since servers may be about to report.
 func decideUnreported(o Observation) []Action {
 	var actions []Action
 	for _, m := range o.Migrations {

@@ -14,8 +14,8 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// Unknown stands in a stored set for encodings that nobody can name, and as the current
-// encoding for the lack of agreement (KEP-2343, "API design").
+// Unknown stands in a stored set for encodings that are not known, and as the current encoding for the lack of
+// agreement (KEP-2343, "API design").
 const Unknown = agree.Unknown
 
 // Ref names a StorageVersion object at one epoch. Epochs of different objects cannot be
@@ -54,7 +54,7 @@ type StorageVersion struct {
 	// Silent says, for people, which servers keep the others from agreeing because they do
 	// not report, and how to go on; empty where none does.
 	Silent string
-	// Custom says that it was made for a CustomResourceDefinition, which may be gone.
+	// Custom says that the StorageVersion was made for a CustomResourceDefinition, which may be gone.
 	Custom bool
 	// Definition is the state of that definition up to which what it said to store is in History,
 	// for servers that do not report: they may write it before it is observed. Empty beside others.
@@ -104,14 +104,13 @@ type State struct {
 	Why string
 	// Heartbeat is when the trigger last looked.
 	Heartbeat time.Time
-	// UID is the object's; empty in one that was not created yet.
+	// UID is the uid of the object; empty before it is created.
 	UID string
-	// Custom says that the resource was seen to be a custom resource.
+	// Custom says that the resource was once seen to be a custom resource.
 	Custom bool
-	// Listed are the encodings that the definition's storedVersions were seen to name while
-	// Stored holds Unknown: nobody can say then that they went for good. It is not a part of
-	// Stored, which is what servers wrote (KEP-2343 begins it with Unknown alone).
-	// Invariant: empty where Stored does not hold Unknown.
+	// Listed has the encodings that the definition's storedVersions were seen to name while Stored holds Unknown,
+	// because it is not known then that they are gone for good. It is separate from Stored, which lists what servers
+	// wrote (KEP-2343 begins it with Unknown alone). Invariant: empty if Stored does not hold Unknown.
 	Listed []agree.Encoding
 	// Definition is the StorageVersion's at Of, or an older one.
 	Definition string
@@ -168,10 +167,10 @@ type Migration struct {
 	// Lasting is how many attempts in a row, this one the last of them, have failed for a reason that does not pass by
 	// itself; 0 if this one has not.
 	Lasting int
-	// Overtaken says of one that failed that it did since the definition changed under it, Mended that the
-	// definition has changed since it failed: the change may be the mend.
+	// Overtaken says that the definition had changed while a failed migration ran, Mended that it has changed since
+	// the failure: the change may be the repair.
 	Overtaken, Mended bool
-	// Made says that the trigger made it, and not a user.
+	// Made says that the trigger created the migration, and not a user.
 	Made bool
 	// Paused says that a user has paused it, Limited that a user has set its rate or added latency.
 	Paused, Limited bool
@@ -181,8 +180,8 @@ type Migration struct {
 	Version string
 	// Waiting is the message of the condition that says why it has not begun; may be empty.
 	Waiting string
-	// Created is when the object was created, Ended when it became final: of one that failed, when it was
-	// first seen to have, by the clock of Observation.Now.
+	// Created is when the object was created. Ended is when it became final or, for a failed migration, when the
+	// failure was first seen, by the clock of Observation.Now.
 	Created, Ended time.Time
 }
 
@@ -191,19 +190,18 @@ type CRD struct {
 	Name string
 	// Storage is the version that the spec says to store.
 	Storage agree.Encoding
-	// Versions are those of the spec, and StoredVersions is status.storedVersions, as encodings.
+	// Versions are the versions of the spec, and StoredVersions is status.storedVersions, as encodings.
 	Versions, StoredVersions []agree.Encoding
-	// Held says that somebody postpones the cut-over: nothing is pruned meanwhile.
+	// Held says that the cut-over is on hold: nothing is pruned.
 	Held bool
 }
 
-// Census is the result of a count of all stored values that began when Of was agreed on. While
-// that agreement lasts nobody writes another encoding, so that an encoding which the count did
-// not find is not stored.
+// Census is the result of a count of all stored values that began when Of was agreed on. While that agreement lasts no
+// server writes another encoding, so that an encoding which the count did not find is not stored.
 type Census struct {
 	Of Target
-	// Found are the encodings but Of's that values are in, sorted: Unknown for those that cannot
-	// be read, or are not encrypted with Of's key.
+	// Found lists the encodings of values other than Of's, sorted: Unknown for values that cannot be read, or are not
+	// encrypted with Of's key.
 	Found []agree.Encoding
 }
 
@@ -227,16 +225,16 @@ type Starting struct {
 	Lease time.Duration
 }
 
-// Observation is all that a decision about one resource is made from. The StorageState
-// was read first, then the StorageVersion, then everything else (section 3.5): so
-// StorageVersion is at least as new as the one that State was computed from.
+// Observation is everything on which a decision about one resource depends. The StorageState was read first, then the
+// StorageVersion, then everything else (section 3.5), so that StorageVersion is at least as new as the one from which
+// State was computed.
 type Observation struct {
 	Resource schema.GroupResource
 	Now      time.Time
 	// State and StorageVersion are nil where the object does not exist.
 	State          *State
 	StorageVersion *StorageVersion
-	// Migrations are those of this resource. A view that lags is safe.
+	// Migrations are the migrations of this resource. An outdated list is safe.
 	Migrations []Migration
 	// CRD is nil where there is none: then the resource is no custom resource (any more).
 	CRD *CRD
@@ -252,14 +250,13 @@ type Observation struct {
 	Policy   Policy
 }
 
-// Policy restricts the trigger: by a user's choice, or beside servers that do not report, of
-// which less is known. The zero Policy restricts nothing.
+// Policy restricts the trigger, by a user's choice or because less is known about servers that do not report. The zero
+// Policy restricts nothing.
 type Policy struct {
 	// Initial is the stored set of a new StorageState, beside the encodings reported; nil for
 	// Unknown.
 	Initial []agree.Encoding
-	// Manual says why no migration is made unless somebody asks for one, and none that was made before goes on; empty if
-	// it is.
+	// Manual explains why migrations are only made when somebody asks for one; empty if they are made automatically.
 	Manual string
 	// TakeOver has migrations ended that another migrator has begun.
 	TakeOver bool

@@ -34,7 +34,7 @@ func KeysOf(encodings []agree.Encoding) []string {
 	return keys
 }
 
-// Encrypts says whether one of the encodings is encrypted.
+// Encrypts reports whether one of the encodings is encrypted.
 func Encrypts(encodings []agree.Encoding) bool {
 	return slices.ContainsFunc(encodings, func(e agree.Encoding) bool { return e.Seal() != "" })
 }

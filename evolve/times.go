@@ -21,8 +21,8 @@ const (
 	// maxLasting bounds the time between two attempts after reasons that do not pass by themselves.
 	maxLasting = 24 * time.Hour
 
-	// missingGrace is how long a migration of a resource that no server serves may wait for
-	// it, unmanagedGrace the same for one that is served but not reported.
+	// missingGrace is how long a migration may wait for a resource that no server serves, unmanagedGrace for one that
+	// is served but not reported.
 	missingGrace   = 5 * time.Second
 	unmanagedGrace = time.Minute
 
@@ -65,9 +65,8 @@ func UntilBeat(gr schema.GroupResource, now time.Time) time.Duration {
 	return offset + now.Add(-offset).Truncate(HeartbeatPeriod).Add(HeartbeatPeriod).Sub(now)
 }
 
-// remaining returns the time left at now of a period that began at since, never less than
-// zero. Clocks of servers differ: a beginning that lies more than a period in the future
-// tells nothing, and nothing is left of it.
+// remaining returns the time left at now of a period that began at since, never less than zero. Servers' clocks
+// differ: a beginning more than a period in the future is not trusted, and nothing of the period is left.
 func remaining(since time.Time, period time.Duration, now time.Time) time.Duration {
 	left := since.Add(period).Sub(now)
 	if left <= 0 || left > 2*period {

@@ -12,7 +12,7 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// The flags that the registry's AddFlags adds, and the name that KEP-4330 has for one of them.
+// The flags that the registry's AddFlags adds, and KEP-4330's name for one of them.
 const (
 	gatesFlag            = "feature-gates"
 	emulatedVersionFlag  = "emulated-version"
@@ -30,9 +30,10 @@ type Flags struct {
 	settings Settings
 }
 
-// Adapt takes over --feature-gates in a flag set to which the registry's AddFlags has added its flags, so that Concord's gates can be set by name
-// alone and those that are refused cannot, and adds --emulation-version as another name of --emulated-version. Concord must be
-// registered before. The flag set may be one of several that are merged later.
+// Adapt takes over --feature-gates in a flag set to which the registry's AddFlags has added its flags, so that
+// Concord's gates can be set by name alone and refused gates cannot be set. It also adds --emulation-version as
+// another name of --emulated-version. Concord must be registered before. The flag set may be one of several that are
+// merged later.
 func Adapt(set *pflag.FlagSet, registry basecompatibility.ComponentGlobalsRegistry) (*Flags, error) {
 	gates, emulated := set.Lookup(gatesFlag), set.Lookup(emulatedVersionFlag)
 	if gates == nil || emulated == nil {
@@ -93,7 +94,8 @@ func (f *Flags) checkForward() error {
 	return nil
 }
 
-// versionValue is a flag of versions by component whose versions of component kube are checked at once, and refused with those that are allowed.
+// versionValue is a flag of versions by component. It checks the versions of component kube at once, and an error
+// lists the allowed ones.
 type versionValue struct {
 	pflag.Value
 	check func(version string) error
@@ -116,8 +118,8 @@ func (v *versionValue) Set(s string) error {
 	return v.Value.Set(s)
 }
 
-// twinValue is a flag that has another name: giving both with different values is refused,
-// since nobody could tell which one is meant.
+// twinValue is a flag with a second name. Giving both with different values is refused, since it would not be clear
+// which one is meant.
 type twinValue struct {
 	pflag.Value
 	name string
@@ -162,7 +164,7 @@ func (v *gatesValue) Set(s string) error {
 // Features returns which features are on with the flags as parsed, once the registry's Set has made its versions out of them.
 func (f *Flags) Features() ([]Row, error) { return Plan(f.known, f.settings, Versions(f.registry)) }
 
-// Set makes the registry's versions and gates of the flags as parsed. Errors in them are told as Check does where it can.
+// Set computes the registry's versions and gates from the parsed flags. Where it can, it reports errors as Check does.
 func (f *Flags) Set() error {
 	err := f.registry.Set() // versions first
 	if wrong := f.Check(); wrong != nil {
@@ -171,8 +173,9 @@ func (f *Flags) Set() error {
 	return err
 }
 
-// Check says what is wrong with the flags, once the registry's Set has made its versions and gates out of them: versions out of range,
-// features that may not be on, version flags without the gate for them, and refused gates, whoever switched them on.
+// Check returns an error if the flags are wrong, once the registry's Set has computed its versions and gates from
+// them: versions out of range, features that may not be on, version flags without the gate for them, and refused
+// gates, whoever switched them on.
 func (f *Flags) Check() error {
 	if _, err := f.Features(); err != nil {
 		return err

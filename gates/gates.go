@@ -17,11 +17,12 @@ import (
 // Concord's own feature gates. They are a component of their own in the libraries' registry: upstream has a gate StorageVersionAPI too, an
 // alpha one.
 const (
-	// StorageVersionAPI is section 3 of the design: the StorageVersion API, gate, fence, collector, trigger and rewriting. Without it the
-	// server has an identity Lease that says so, and nobody agrees while it lives (DESIGN 3.8).
+	// StorageVersionAPI is section 3 of the design: the StorageVersion API, gate, fence, collector, trigger and
+	// rewriting. Without it the server's identity Lease says so, and there is no agreement while the server lives
+	// (DESIGN 3.8).
 	StorageVersionAPI featuregate.Feature = "StorageVersionAPI"
-	// CompatibilityVersions lets the server stand for an older release (KEP-4330). Without it the version flags are refused and /version
-	// does not tell what is emulated.
+	// CompatibilityVersions lets the server emulate an older release (KEP-4330). Without it the version flags are
+	// refused, and /version does not show an emulated version.
 	CompatibilityVersions featuregate.Feature = "CompatibilityVersions"
 	// CRDBoundedNameCost relaxes the validation of CustomResourceDefinitions as Kubernetes 1.37 does: the cost of a rule is estimated with
 	// metadata.name at most 253 bytes long, where earlier releases allow for 3 MiB. They refuse definitions that only the better estimate
@@ -35,7 +36,7 @@ const (
 	Kube    = basecompatibility.DefaultKubeComponent
 )
 
-// Components are those whose gates the flag sets. A name that several know is the first one's.
+// Components are the components whose gates the flag sets. A name that several components have belongs to the first.
 var Components = []string{Concord, Kube}
 
 // refused are kube's gates that stay off, and why.
@@ -46,7 +47,7 @@ var refused = map[featuregate.Feature]string{
 	"CBORServingAndStorage": "objects that are stored in CBOR could not be migrated",
 }
 
-// ErrRefused is the refusal of one of kube's gates with which Concord could not keep its promises.
+// ErrRefused refuses one of kube's gates with which Concord could not keep its promises.
 var ErrRefused = errors.New("this feature of Kubernetes stays off")
 
 func refusal(name featuregate.Feature) error {
@@ -95,13 +96,13 @@ func Register(registry basecompatibility.ComponentGlobalsRegistry) error {
 	return registry.SetVersionMapping(Kube, Concord, func(from *version.Version) *version.Version { return from })
 }
 
-// Versions are those of component kube, set or not.
+// Versions returns the versions of component kube, set or not.
 func Versions(registry basecompatibility.ComponentGlobalsRegistry) compat.Options {
 	kube := registry.EffectiveVersionFor(Kube)
 	return compat.Options{Emulation: kube.EmulationVersion(), MinCompatibility: kube.MinCompatibilityVersion()}
 }
 
-// AddMetrics tells in metrics which features are on and which versions emulated.
+// AddMetrics publishes, as metrics, which features are on and which versions are emulated.
 func AddMetrics(registry basecompatibility.ComponentGlobalsRegistry) {
 	registry.AddMetrics()
 	for _, component := range Components {

@@ -27,7 +27,7 @@ func KnownTo(registry basecompatibility.ComponentGlobalsRegistry) Known {
 	return known
 }
 
-// owner is the component whose feature a name is; of one that nobody knows, the last.
+// owner returns the component that has a feature of this name; the last component for an unknown name.
 func (k Known) owner(name string) string {
 	for _, component := range Components {
 		if k.has(component, name) {

@@ -11,8 +11,8 @@ import (
 // unsetGitVersion is the version that component-base holds in a binary without link flags.
 var unsetGitVersion = baseversion.Get().GitVersion
 
-// Reported is a server's effective version as clients are told it: with a version of Kubernetes
-// that they can parse, also when the binary was built without the libraries' link flags.
+// Reported returns a server's effective version as clients see it: with a version of Kubernetes that they can parse,
+// even if the binary was built without the libraries' link flags.
 func Reported(v basecompatibility.EffectiveVersion, registry basecompatibility.ComponentGlobalsRegistry) basecompatibility.EffectiveVersion {
 	return reported{v, !registry.FeatureGateFor(Concord).Enabled(CompatibilityVersions)}
 }
@@ -37,8 +37,7 @@ func (v reported) Info() *apimachineryversion.Info {
 	return info
 }
 
-// builtFrom is the release of Kubernetes that is linked in; unknown stands for one that the
-// binary does not tell.
+// builtFrom returns the linked release of Kubernetes; unknown if the binary does not name it.
 func builtFrom(unknown string) string {
 	if build, ok := debug.ReadBuildInfo(); ok {
 		for _, module := range build.Deps {

@@ -33,8 +33,8 @@ func (h handler) OnUpdate(old, obj any) { h.do(func() { h.next.OnUpdate(old, obj
 // OnDelete implements cache.ResourceEventHandler.
 func (h handler) OnDelete(obj any) { h.do(func() { h.next.OnDelete(obj) }) }
 
-// Informer watches the objects of the kind of list that the options choose, and indexes them. handle is told
-// of each that is new (was is nil then), changed or gone; see Handler.
+// Informer watches the selected objects of a kind, and indexes them. It calls handle for each object that is created
+// (was is nil), changed or deleted; see Handler.
 func Informer[T any, P interface {
 	*T
 	client.Object

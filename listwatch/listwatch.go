@@ -21,13 +21,14 @@ func Of(c client.WithWatch, list client.ObjectList, options ...client.ListOption
 	return source{client: c, list: list, options: options}
 }
 
-// Telling is Of, and tells how each list and each beginning of a watch ended.
+// Telling is like Of, and reports how each list and each start of a watch ended.
 func Telling(c client.WithWatch, told func(error), list client.ObjectList, options ...client.ListOption) cache.ListerWatcher {
 	return source{client: c, list: list, options: options, told: told}
 }
 
-// Paged is Of for large objects, of which lean drops most: it lists a page at a time, and has lean called before it
-// reads the next one. An informer calls its own transform when it has the whole list. Watched objects come one by one.
+// Paged is like Of for large objects, most of which lean drops: it lists a page at a time, and calls lean before it
+// reads the next page. An informer would call its own transform only when it has the whole list. Watched objects come
+// one by one.
 func Paged(c client.WithWatch, lean cache.TransformFunc, list client.ObjectList, options ...client.ListOption) cache.ListerWatcher {
 	return source{client: c, list: list, options: options, lean: lean}
 }

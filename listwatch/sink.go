@@ -7,11 +7,11 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// Sink is told what a reflector sees, and keeps nothing.
+// Sink passes on the events of a reflector, and keeps nothing.
 type Sink[T any] struct {
-	// Event is told of every object that is new, changed or gone.
+	// Event is called for every object that is created, changed or deleted.
 	Event func(object *T, deleted bool)
-	// Listed is told complete lists, as of an etcd revision, 0 if it is not known.
+	// Listed is called with complete lists, as of an etcd revision (0 if unknown).
 	Listed func(objects []T, revision int64)
 }
 

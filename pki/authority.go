@@ -27,7 +27,7 @@ var ErrNoKey = errors.New("the CA's key is needed")
 type authority struct {
 	cert *x509.Certificate
 	pem  []byte
-	// key is nil where keyErr says why: a server to which nothing is to be signed needs none.
+	// key is nil if keyErr says why: a server that signs nothing needs none.
 	key    crypto.Signer
 	keyErr error
 	now    clock.PassiveClock
@@ -71,9 +71,8 @@ func ensureCA(certFile, keyFile, name string, now clock.PassiveClock) (*authorit
 	return a, nil
 }
 
-// makeCA makes the certificate of a CA. A key that is there is its own: the start that
-// made it was cut off before it had a certificate, or somebody lost that. The certificates
-// that the key has signed stay good.
+// makeCA creates the certificate of a CA. It uses an existing key: either an earlier start was interrupted before it
+// had a certificate, or somebody lost the certificate. Certificates that the key has signed stay valid.
 func makeCA(certFile, keyFile, name string) error {
 	private, err := keyutil.PrivateKeyFromFile(keyFile)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -106,13 +105,13 @@ func (a *authority) issued(certFile, keyFile string) *x509.Certificate {
 	return pair.Leaf
 }
 
-// ensureIssued writes a certificate like the template with a new key, unless a good one is
-// there. Without the CA's key one that is not out yet is good enough.
+// ensureIssued writes a certificate like the template with a new key, unless there is a good one. Without the CA's key
+// a certificate that has not expired is good enough.
 func (a *authority) ensureIssued(certFile, keyFile string, template *x509.Certificate) error {
 	present := a.issued(certFile, keyFile)
 	if present != nil && isFor(present, template) {
 		left := present.NotAfter.Sub(a.now.Now())
-		// One that ends with the CA cannot be had for longer.
+		// A certificate that ends with the CA's cannot be extended.
 		if left > renewAfter || left > 0 && (a.key == nil || !present.NotAfter.Before(a.cert.NotAfter)) {
 			return nil
 		}
@@ -120,7 +119,7 @@ func (a *authority) ensureIssued(certFile, keyFile string, template *x509.Certif
 	return a.issue(certFile, keyFile, template)
 }
 
-// isFor tells whether a certificate is for all that another one would be for.
+// isFor reports whether a certificate covers everything that the wanted one would cover.
 func isFor(cert, wanted *x509.Certificate) bool {
 	for _, ip := range wanted.IPAddresses {
 		if cert.VerifyHostname(ip.String()) != nil {
@@ -169,10 +168,9 @@ func newKey() (crypto.Signer, []byte, error) {
 	return key, content, err
 }
 
-// writeWhole writes files, those that are no certificates for the process's user alone, such
-// that each is there whole or not at all, whenever the process is killed. Those that belong
-// together change in the same moment, nearly: a reader of a pair in between finds that it is
-// none, and reads again.
+// writeWhole writes files atomically: each is there as a whole or not at all, whenever the process is killed. Files
+// other than certificates are readable by the process's user only. Files that belong together change at almost the
+// same moment: a reader in between finds that they do not match, and reads again.
 func writeWhole(contents map[string][]byte) error {
 	for file, content := range contents {
 		mode := fs.FileMode(0o600)

@@ -197,7 +197,7 @@ func ensureFrontProxy(dir string, now clock.PassiveClock) (FrontProxy, error) {
 	})
 }
 
-// ensureServing writes a serving certificate unless a good one of this CA is there.
+// ensureServing writes a serving certificate unless there is a good one of this CA.
 func (a *authority) ensureServing(c *Certificates, bind net.IP) error {
 	template := &x509.Certificate{
 		Subject:     pkix.Name{CommonName: "concord-server"},

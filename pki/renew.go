@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// renewPeriod is how often it is looked whether something is to be renewed.
+	// renewPeriod is how often certificates are checked for renewal.
 	renewPeriod = 6 * time.Hour
 	// renewRetry is how soon again after a failure. There are months for it.
 	renewRetry = 10 * time.Minute

@@ -15,7 +15,7 @@ import (
 
 // Opened is how stored values are opened.
 type Opened struct {
-	// Transformer opens them, and Seal says what an encrypted one is encrypted with.
+	// Transformer decrypts the values, and Seal returns the key with which an encrypted value is encrypted.
 	Transformer value.Transformer
 	Seal        func(value []byte) agree.Seal
 	// Verify says why an opened value does not decode: such a value counts as unknown. Nil reads

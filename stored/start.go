@@ -57,10 +57,9 @@ type Keys interface {
 type Start struct {
 	// Layout is where the cluster's objects are.
 	Layout Layout
-	// Target is what the server decodes.
+	// Target describes what the server can decode.
 	Target *compat.Target
-	// Keys are the keys that it opens values with. Required; those of a server that encrypts
-	// nothing open values that are not encrypted.
+	// Keys are the server's decryption keys. Required; those of a server without encryption read unencrypted values.
 	Keys Keys
 	// Decode says why the server could not decode a value that is not encrypted; nil tries none.
 	Decode migratestore.Verify
@@ -179,8 +178,8 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reade
 	return nil
 }
 
-// countSmallFirst adds the census of each resource, which says so where not all could be read, the
-// resource with the fewest objects first. Encodings that servers began to write meanwhile count as written.
+// countSmallFirst adds the census of each resource, the resource with the fewest objects first; a census that could
+// not read everything says so. Encodings that servers began to write in the meantime count as written.
 func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Layout, sets Sets, uncounted []compat.Stored) {
 	order, sizes := SmallFirst(ctx, reader, len(uncounted), func(i int) string { return layout.Of(uncounted[i].Resource, false) })
 	Together(order, func(i int) {

@@ -1,5 +1,5 @@
-// Package stored tells what is stored: the stored sets that a cluster remembers, straight
-// from etcd, the census of raw values, and the check of a starting server against both.
+// Package stored reads what is stored: the recorded stored sets of a cluster, straight from etcd, and the census of
+// raw values. It also checks a starting server against both.
 package stored
 
 import (

@@ -15,13 +15,13 @@ import (
 // Definition holds the versions that a CustomResourceDefinition names.
 type Definition struct {
 	Resource schema.GroupResource
-	// Versions are the names of those in its spec, and Storage the one that is stored.
+	// Versions are the names of the versions in the spec, and Storage is the stored one.
 	Versions []string
 	Storage  string
 	// StoredVersions is its status'.
 	StoredVersions []string
-	// Schemas are those of its versions. Converted says that a webhook converts objects, and KeepsUnknown that fields
-	// are kept which no schema has.
+	// Schemas are the schemas of the versions. Converted says that a webhook converts objects, and KeepsUnknown that
+	// fields without a schema are kept.
 	Schemas                 map[string]*apiextensionsv1.JSONSchemaProps
 	Converted, KeepsUnknown bool
 }
@@ -58,16 +58,16 @@ func (d Definition) Stored() *compat.StoredCRD {
 	return &compat.StoredCRD{Versions: d.encodings(d.Versions), StoredVersions: d.encodings(d.StoredVersions)}
 }
 
-// Change is a definition that is to be applied, or deleted.
+// Change is a CustomResourceDefinition that will be applied or deleted.
 type Change struct {
-	// Wanted is the definition that is to be; nil: it is to be deleted.
+	// Wanted is the definition to be applied; nil: the definition will be deleted.
 	Wanted *Definition
-	// Present is the one that is; nil: there is none or, with Unread, it cannot be read.
+	// Present is the current definition; nil: there is none or, with Unread, it cannot be read.
 	Present *Definition
 	Unread  bool
-	// Before are the storage versions of other definitions of the resource that are to be applied before it.
+	// Before are the storage versions of other definitions of the resource that will be applied before it.
 	Before []string
-	// Stored is what is stored of its resource.
+	// Stored describes the stored objects of its resource.
 	Stored compat.Stored
 }
 
@@ -76,7 +76,7 @@ const (
 	coversDelete = "the objects that would be deleted with the definition"
 )
 
-// OfDefinitions judges definitions that are to be applied.
+// OfDefinitions judges definitions that will be applied.
 func OfDefinitions(changes []Change) Report {
 	r := Report{Target: "the CustomResourceDefinitions to be applied", Covers: coversApply}
 	if len(changes) == 1 {
@@ -99,7 +99,7 @@ func OfDefinitions(changes []Change) Report {
 			"wait until their migrations are done: kubectl concord why RESOURCE"))
 }
 
-// OfDeletions judges definitions that are to be deleted, and their objects with them.
+// OfDeletions judges definitions that will be deleted with their objects.
 func OfDeletions(changes []Change) Report {
 	r := Report{Target: "the deletion of CustomResourceDefinitions", Covers: coversDelete}
 	if len(changes) == 1 {
@@ -112,7 +112,7 @@ func OfDeletions(changes []Change) Report {
 		"have the objects counted: as a cluster admin, or in a stock cluster from its etcd, concord preflight --etcd-servers")
 }
 
-// apply judges the definition that is to be.
+// apply judges the wanted definition.
 func (c Change) apply() compat.Finding {
 	f := compat.Finding{Resource: c.Wanted.Resource.String(), Stored: []string{}}
 	switch {
@@ -155,8 +155,8 @@ func (c Change) apply() compat.Finding {
 	return f
 }
 
-// follow judges the definition as one that is applied after those before it: from each of these on, status.storedVersions
-// has its storage version.
+// follow judges a definition that is applied after others: each of these adds its storage version to
+// status.storedVersions.
 func (c Change) follow(f *compat.Finding) {
 	var dropped []string
 	for _, v := range c.Before {

@@ -39,8 +39,8 @@ func Evidence(migrations []migrationv1alpha1.StorageVersionMigration) map[schema
 	return found
 }
 
-// endedAfter says whether m counts, and not old. Of two that ended in the same second, which is
-// all that their ends tell, that one does which failed at objects.
+// endedAfter reports whether m counts, and not old. If both ended in the same second, which is the resolution of their
+// times, the one with failed objects counts.
 func endedAfter(m, old *migrationv1alpha1.StorageVersionMigration) bool {
 	a, _ := migrationv1alpha1.PastOf(m, nil)
 	b, _ := migrationv1alpha1.PastOf(old, nil)

@@ -13,16 +13,17 @@ import (
 // namedFields is how many fields are named that are dropped.
 const namedFields = 5
 
-// anything is the schema of a value of which nothing is dropped.
+// anything is the schema of a value from which nothing is dropped.
 var anything = &apiextensionsv1.JSONSchemaProps{XPreserveUnknownFields: ptr.To(true)}
 
-// keepsUnknown says that unspecified fields of the values of a schema are kept. In specified ones they are dropped.
+// keepsUnknown reports whether a schema keeps unspecified fields of its values. Inside specified fields unspecified
+// ones are dropped.
 func keepsUnknown(s *apiextensionsv1.JSONSchemaProps) bool {
 	return ptr.Deref(s.XPreserveUnknownFields, false)
 }
 
-// dropped are the paths of the fields that stored objects may have by one schema, and that are dropped where the
-// objects are written anew by another one. A path that ends in ".*" stands for any field there.
+// dropped returns the paths of fields that objects stored with one schema may have, and that are dropped when they are
+// written with another. A path that ends in ".*" stands for any field there.
 func dropped(stored, wanted *apiextensionsv1.JSONSchemaProps, path string) (paths []string) {
 	if stored == nil || wanted == nil {
 		return nil
@@ -53,8 +54,8 @@ func dropped(stored, wanted *apiextensionsv1.JSONSchemaProps, path string) (path
 	return paths
 }
 
-// droppedProperties are the dropped fields that are properties of an object or below them; others is the schema of those
-// that stored does not specify.
+// droppedProperties returns the dropped fields that are properties of an object, or below them; others is the schema
+// of properties that stored does not specify.
 func droppedProperties(stored, wanted, others *apiextensionsv1.JSONSchemaProps, path string) (paths []string) {
 	fields := map[string]apiextensionsv1.JSONSchemaProps{}
 	if keepsUnknown(wanted) && others != nil {
@@ -92,8 +93,8 @@ func items(list *apiextensionsv1.JSONSchemaProps) *apiextensionsv1.JSONSchemaPro
 	return nil
 }
 
-// lost warns of fields that objects lose where they are written anew in the storage version and no webhook converts
-// them: the API server drops what that version's schema lacks. They are stored in the versions that
+// lost warns about fields that objects lose when they are written in the storage version and no webhook converts them:
+// the API server drops fields that the version's schema lacks. The objects are stored in the versions that
 // status.storedVersions lists.
 func (c Change) lost() (warnings []Warning) {
 	if c.Present == nil || c.Wanted.Converted || c.Wanted.KeepsUnknown {

@@ -59,8 +59,7 @@ type junitFault struct {
 	Text    string `xml:",chardata"`
 }
 
-// junit writes a test case for each resource: one that is unsafe is a failure, one of which
-// nobody could tell an error.
+// junit writes a test case for each resource: a failure if it is unsafe, an error if that is unknown.
 func (r Report) junit(out io.Writer) error {
 	suite := junitSuite{Name: "concord preflight: " + r.Target, Tests: len(r.Resources)}
 	for _, f := range r.Resources {
@@ -142,8 +141,8 @@ type (
 	}
 )
 
-// sarif has a result for each resource that is not safe, and a note for each warning. How many resources
-// nobody has looked at is told of the run.
+// sarif returns a result for each resource that is not safe, and a note for each warning. The number of unchecked
+// resources is a property of the run.
 func (r Report) sarif() sarifLog {
 	run := sarifRun{Results: []sarifResult{}, Tool: sarifTool{Driver: sarifDriver{Name: "concord preflight", Rules: []sarifRule{
 		{ID: "written-anew", Text: sarifText{"An object stays readable, and is not taken when it is written anew"}},

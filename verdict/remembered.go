@@ -14,25 +14,25 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// Cluster has the objects that were read of a live cluster, each list once: the StorageStates before
-// the StorageVersions. A kind that the cluster does not have has no objects.
+// Cluster has the objects that were read from a live cluster, each kind once, the StorageStates before the
+// StorageVersions. A kind that the cluster does not have has no objects.
 type Cluster struct {
 	States      []migrationv1alpha1.StorageState
 	Versions    []apiserverinternalv1alpha1.StorageVersion
 	Migrations  []migrationv1alpha1.StorageVersionMigration
 	Definitions map[schema.GroupResource]*Definition
-	// Leases are the identity Leases. They tell of servers of Concord also where the one that was asked
-	// serves no StorageVersions.
+	// Leases are the identity Leases. They show Concord servers even if the server that answered serves no
+	// StorageVersions.
 	Leases []coordinationv1.Lease
 	// Now is the time of the server that was asked: Leases are judged by it.
 	Now time.Time
-	// Unserved says that the server which was asked serves no StorageVersions.
+	// Unserved says that the server that answered serves no StorageVersions.
 	Unserved bool
 }
 
-// Stored has the encodings in which each resource may be stored as far as the cluster remembers,
-// without a census, sorted by group and resource. Those of aggregated API servers are not among them. known are resources that are looked for though
-// nothing may be remembered of them.
+// Stored returns the encodings in which each resource may be stored according to the cluster's records, without a
+// census, sorted by group and resource. Resources of aggregated API servers are left out. known are resources to
+// include even if nothing is recorded about them.
 func (c Cluster) Stored(known []schema.GroupResource) []compat.Stored {
 	sets, evidence := c.sets(), Evidence(c.Migrations)
 	why := noReports
@@ -56,7 +56,7 @@ func (c Cluster) reporterLives() bool {
 	})
 }
 
-// Resources are all of which something is known, sorted by group and resource.
+// Resources returns all resources about which something is known, sorted by group and resource.
 func Resources(lists ...[]schema.GroupResource) []schema.GroupResource {
 	all := slices.Concat(lists...)
 	slices.SortFunc(all, CompareResources)
@@ -79,9 +79,9 @@ func (c Cluster) sets() Sets {
 	return sets
 }
 
-// inCluster is a resource's stored set. Where both kinds of objects were listed, a resource
-// that has neither was never reported, and no server writes before it reports. A list that was
-// not found proves nothing: why tells why there are no StorageVersions.
+// inCluster returns a resource's stored set. If both kinds of objects were listed, a resource that has neither was
+// never reported, and no server writes before it reports. A missing list proves nothing; why explains why there are no
+// StorageVersions.
 func (s Sets) inCluster(gr schema.GroupResource, why string) compat.Stored {
 	_, state := s.States[gr]
 	_, version := s.Versions[gr]
@@ -102,7 +102,7 @@ const (
 	noConcord = "the kube-apiserver that answered serves no StorageVersions (it is one without Concord, or its gate StorageVersionAPI is off), so that it does not tell what servers report"
 )
 
-// Defined adds what the resource's definition says of it; nil is one that cannot be read.
+// Defined adds what the resource's definition says; nil stands for a definition that cannot be read.
 func Defined(s compat.Stored, definitions map[schema.GroupResource]*Definition) compat.Stored {
 	d, ok := definitions[s.Resource]
 	switch {

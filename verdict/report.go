@@ -13,24 +13,23 @@ import (
 
 // Report is the verdict on everything that is stored.
 type Report struct {
-	// Target names the change that is judged: the server that is to start, the definition that is to be
-	// applied.
+	// Target names the change that is judged: the server to be started, or the definition to be applied.
 	Target  string        `json:"target"`
 	Verdict compat.Safety `json:"verdict"`
-	// Resources have the unsafe first, then those of which nobody could tell, by why, each sorted.
+	// Resources lists unsafe resources first, then unknown ones by reason, each sorted.
 	Resources []compat.Finding `json:"resources"`
 	// Remembered is how many of them something is remembered of whose raw values were not all
 	// read: values that cannot be read may be among these.
 	Remembered int `json:"remembered,omitempty"`
-	// Unseen is how many others there are of which nothing is remembered, and at whose raw values nobody has
-	// looked, but those that the server which counted has no store of.
+	// Unseen is the number of other resources about which nothing is recorded and whose raw values were not read,
+	// without those that the counting server has no store of.
 	Unseen int `json:"unseen,omitempty"`
-	// Warnings name objects that stay readable and do not follow the target's rules for objects that
-	// are written anew. They do not change the verdict.
+	// Warnings list objects that stay readable but do not follow the target's rules for new writes. They do not change
+	// the verdict.
 	Warnings []Warning `json:"warnings,omitempty"`
 	// Covers names, for people, the scope of the verdict.
 	Covers string `json:"covers"`
-	// Do tells people the next step where the verdict is not safe.
+	// Do tells people the next step if the verdict is not safe.
 	Do string `json:"do,omitempty"`
 
 	// warns is the line above the warnings; empty for that of servers.
@@ -40,12 +39,12 @@ type Report struct {
 // named is how many resources and objects are named; the rest is counted.
 const named = 10
 
-// Warning names an object that the target does not take as it is when it is written anew.
+// Warning names an object that the target would refuse when it is written again.
 type Warning struct {
 	Resource string `json:"resource"`
 	// Object is its name, behind that of its namespace.
 	Object string `json:"object"`
-	// About tells people what the target does not take of it.
+	// About tells people what the target would refuse.
 	About string `json:"about"`
 }
 
@@ -82,7 +81,7 @@ func (r *Report) count(f compat.Finding, s compat.Stored) {
 	}
 }
 
-// unread tells of how many resources the raw values were not all read; "" if they were.
+// unread tells of how many resources not all raw values were read; "" if there are none.
 func (r Report) unread() string {
 	var all []string
 	if r.Remembered > 0 {
@@ -94,15 +93,15 @@ func (r Report) unread() string {
 	return strings.Join(all, " ")
 }
 
-// untold is why nobody could tell of some resources.
+// untold explains why some resources are unknown.
 type untold struct {
 	// damaged is the first that has values which cannot be read.
 	damaged string
-	// unreported says that no server reports some, noConcord that the one that was asked tells of no
-	// reports, silent that a server of several reports nothing, and encrypted that values are. For
-	// these no waiting helps.
+	// unreported says that no server reports some of them, noConcord that the server that answered knows of no
+	// reports, silent that one of several servers reports nothing, and encrypted that values are encrypted. In these
+	// cases waiting does not help.
 	unreported, noConcord, silent, encrypted bool
-	// uncounted are others whose raw values nobody read, and counted those of which somebody did.
+	// uncounted are resources whose raw values were not read, and counted those whose raw values were.
 	uncounted, counted bool
 }
 
@@ -126,8 +125,8 @@ func (u *untold) add(f compat.Finding, s compat.Stored) {
 	}
 }
 
-// do is the advice for each reason. uncounted is that for resources of which no raw values were read,
-// and counted that for those of which they were.
+// do returns the advice for each reason: uncounted for resources whose raw values were not read, counted for the
+// others.
 func (u untold) do(uncounted, counted string) string {
 	var all []string
 	if u.damaged != "" {
@@ -159,8 +158,8 @@ func safeOf(safe, all int) string {
 	return fmt.Sprintf("%d of %d resources are safe.", safe, all)
 }
 
-// Warned returns the report with warnings about objects; unread tells which could not be looked
-// at, and why, nil if all were.
+// Warned returns the report with warnings about objects; unread names the objects that could not be checked, and why,
+// nil if all were.
 func (r Report) Warned(warnings []Warning, unread error) Report {
 	slices.SortFunc(warnings, func(a, b Warning) int {
 		return cmp.Or(strings.Compare(a.Resource, b.Resource), strings.Compare(a.Object, b.Object), strings.Compare(a.About, b.About))
@@ -172,7 +171,7 @@ func (r Report) Warned(warnings []Warning, unread error) Report {
 	return r
 }
 
-// settled sorts the findings and says what follows from them.
+// settled sorts the findings and adds the conclusions.
 func (r Report) settled(unsafe, untold string) Report {
 	if r.Resources == nil {
 		r.Resources = []compat.Finding{}
@@ -190,7 +189,8 @@ func (r Report) settled(unsafe, untold string) Report {
 	return r
 }
 
-// reasonOf is why nobody could tell: findings are sorted by it, so that one line can tell all of one reason.
+// reasonOf returns why a finding is unknown. Findings are sorted by it, so that one line can describe all with the
+// same reason.
 func reasonOf(f compat.Finding) string {
 	if f.Verdict == compat.CouldNotTell {
 		return f.Reason
@@ -257,7 +257,7 @@ func alike(all []compat.Finding) int {
 	return max(n, 1)
 }
 
-// together tells findings that are alike.
+// together describes findings that are alike.
 func together(all []compat.Finding) string {
 	var names []string
 	for _, f := range all {
@@ -303,7 +303,7 @@ func whichOf(f compat.Finding) string {
 	return "objects: " + firstOf(f.First, f.Objects)
 }
 
-// firstOf names the first of so many.
+// firstOf names the first of a number of objects.
 func firstOf(names []string, all int64) string {
 	shown := names[:min(len(names), named)]
 	text := strings.Join(shown, ", ")
@@ -320,8 +320,7 @@ func wrapped(indent, text string) string {
 	return indent + strings.Join(lines, "\n"+indent) + "\n"
 }
 
-// Err returns an error of one line that tells why the verdict is not safe, and the next step;
-// nil if it is safe.
+// Err returns an error of one line that says why the verdict is not safe, and the next step; nil if it is safe.
 func (r Report) Err() error {
 	if r.Verdict == compat.Safe {
 		return nil
@@ -348,7 +347,7 @@ type Error struct {
 // Error implements error.
 func (e Error) Error() string { return e.message }
 
-// ExitCode is the command's: 2 for unsafe, 1 where nobody could tell.
+// ExitCode is the exit code of the command: 2 for unsafe, 1 for unknown.
 func (e Error) ExitCode() int {
 	if e.Verdict == compat.Unsafe {
 		return 2

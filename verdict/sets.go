@@ -15,8 +15,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// Sets holds a cluster's StorageStates and StorageVersions, which tell in which encodings
-// objects may be stored. An object that exists and cannot be read is nil.
+// Sets holds a cluster's StorageStates and StorageVersions, which say in which encodings objects may be stored. An
+// object that exists and cannot be read is nil.
 type Sets struct {
 	States   map[schema.GroupResource]*migrationv1alpha1.StorageState
 	Versions map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion
@@ -28,8 +28,8 @@ func (s Sets) Resources() []schema.GroupResource {
 	return Resources(slices.Collect(maps.Keys(s.States)), slices.Collect(maps.Keys(s.Versions)))
 }
 
-// Here returns those of Resources whose objects are in the cluster's own etcd, or may be: an aggregated API
-// server keeps its objects in another one, and reads them itself.
+// Here returns the resources whose objects are, or may be, in the cluster's own etcd: an aggregated API server keeps
+// its objects in another etcd, and reads them itself.
 func (s Sets) Here() []schema.GroupResource {
 	return slices.DeleteFunc(s.Resources(), func(gr schema.GroupResource) bool {
 		sv, state := s.Versions[gr], s.States[gr]

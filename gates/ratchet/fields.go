@@ -54,9 +54,9 @@ func observesGeneration(status *apiextensions.CustomResourceDefinitionStatus) bo
 	return status.ObservedGeneration != 0
 }
 
-// Admission returns inner, which may be nil, followed by a plugin for each gate that is
-// off, which treats CustomResourceDefinitions as releases without its feature do: own are the gates
-// of component concord and kube those of Kubernetes.
+// Admission returns inner, which may be nil, followed by a plugin for each gate that is off; the plugin treats
+// CustomResourceDefinitions like a release without that feature. own are the gates of component concord, kube those of
+// Kubernetes.
 func Admission(inner admission.Interface, own, kube featuregate.FeatureGate) admission.Interface {
 	var plugins []admission.Interface
 	if inner != nil {

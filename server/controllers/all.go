@@ -53,7 +53,7 @@ const (
 	policyWorkers      = 5
 )
 
-// controller is one of Kubernetes' by its name in kube-controller-manager.
+// controller is one of Kubernetes' controllers, by its name in kube-controller-manager.
 type controller struct {
 	name string
 	// as is the identity that it has there.

@@ -24,10 +24,10 @@ const (
 	retryPause = time.Second
 )
 
-// Campaign has the server of this identity run for election until ctx ends, as
-// kube-controller-manager does, and run the controllers while it is elected, which it stays for
-// the duration without a renewal. It returns when the last term has ended. The Lease is written
-// as the server itself: a server that stops refuses other users' writes before its last term ends.
+// Campaign makes the server of this identity run for election until ctx ends, as kube-controller-manager does, and run
+// the controllers while it is elected. An elected server stays so for duration without a renewal. Campaign returns
+// when the last term has ended. The Lease is written as the server itself, because a stopping server refuses other
+// users' writes before its last term ends.
 func Campaign(ctx context.Context, config Config, identity string, duration time.Duration) {
 	own, err := kubernetes.NewForConfig(config.Client)
 	if err != nil {

@@ -12,11 +12,11 @@ import (
 
 // Config says for which server the controllers run.
 type Config struct {
-	// Client reaches the server as somebody who may impersonate the controllers' service
-	// accounts, as a server's loopback client may.
+	// Client reaches the server as a user who may impersonate the controllers' service accounts, such as a server's
+	// loopback client.
 	Client *rest.Config
-	// NoRBAC says that the server does not authorize by RBAC, whose roles would let those
-	// service accounts do their work: all controllers act as Client's own user.
+	// NoRBAC says that the server does not authorize by RBAC, whose roles would permit the work of those service
+	// accounts: all controllers act as Client's own user.
 	NoRBAC bool
 	// RootCA are the certificates, in PEM, that clients in the cluster trust for its servers
 	// (kube-root-ca.crt).
@@ -40,7 +40,7 @@ const (
 	discoveryInterval = 30 * time.Second
 )
 
-// Validate says what is wrong with the configuration.
+// Validate returns an error if the configuration is invalid.
 func (c *Config) Validate() error {
 	if c.Client == nil {
 		return errors.New("controllers need a client")

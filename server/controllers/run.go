@@ -75,8 +75,8 @@ func Run(ctx context.Context, config Config) error {
 	return err
 }
 
-// runLoops runs controllers until ctx ends, or one of them panics: then the others end, too, and
-// the term with them, and the next one has all.
+// runLoops runs controllers until ctx ends or one of them panics. Then the others end as well, and with them the term;
+// the next term runs all of them again.
 func runLoops(ctx context.Context, loops []loop) error {
 	group, ctx := errgroup.WithContext(ctx)
 	for _, run := range loops {
@@ -133,8 +133,8 @@ func servedBy(client discovery.DiscoveryInterface) (map[schema.GroupVersionResou
 	return served, nil
 }
 
-// objects is where controllers find informers for any resource: of whole objects for those
-// that the client library knows, else of metadata.
+// objects returns informers for any resource: of whole objects if the client library knows them, otherwise of
+// metadata.
 func (t *term) objects() informerfactory.InformerFactory {
 	return informerfactory.NewInformerFactory(t.shared, t.metadata)
 }
@@ -146,8 +146,8 @@ func account(controller string) string {
 	return serviceaccount.MakeUsername(controllersNamespace, controller)
 }
 
-// as returns a client configuration of somebody else, where RBAC lets that one do its work. How much
-// it may ask for at once is decided by priority and fairness, for that identity.
+// as returns a client configuration for another user, if RBAC permits that user's work. Priority and fairness decides
+// how many requests that user may have at once.
 func (c *Config) as(username string) *rest.Config {
 	config := rest.AddUserAgent(rest.CopyConfig(c.Client), username)
 	if !c.NoRBAC {

@@ -32,8 +32,8 @@ import (
 	"github.com/concord-dev/concord/server/planning"
 )
 
-// serverName is the component that the servers' upstream identity Leases name. It is not
-// kube-apiserver's: those of participants are made by the protocol.
+// serverName is the component in the servers' upstream identity Leases. It differs from kube-apiserver's: the protocol
+// itself makes the Leases of participants.
 const serverName = "concord-server"
 
 // resourceConfig has the APIs that are served unless --runtime-config says otherwise.
@@ -43,8 +43,8 @@ func resourceConfig() *serverstorage.ResourceConfig {
 	return config
 }
 
-// configs are the configurations of the servers of the chain, from the first to the last
-// one that a request meets.
+// configs are the configurations of the servers of the delegation chain, from the first to the last one that a request
+// meets.
 type configs struct {
 	aggregator   *aggregatorapiserver.Config
 	controlPlane *controlplaneapiserver.Config

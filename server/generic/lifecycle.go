@@ -40,8 +40,8 @@ func run(ctx context.Context, chain *aggregatorapiserver.APIAggregator, loopback
 	defer stop()
 	begun := make(chan struct{})
 	go awaitBegun(serving, client.RESTClient(), begun)
-	// net/http does not tell HTTP/2 connections that were made in the moment of a stop to
-	// close, and waits for them. The server's own are closed from the other end.
+	// net/http does not ask HTTP/2 connections to close that were opened at the moment of a stop, and waits for them.
+	// The server's own connections are closed from the client's end.
 	closing, closed := context.WithCancel(context.Background())
 	defer closed()
 	go wait.UntilWithContext(closing, func(context.Context) {
@@ -61,8 +61,8 @@ func run(ctx context.Context, chain *aggregatorapiserver.APIAggregator, loopback
 	return j.Run(serving, prepared.Run)
 }
 
-// stoppable are providers whose hooks of the start do not end the process of a server that stops. The one that makes RBAC's
-// roles tries for 30 s, whatever happens meanwhile, and its error is fatal.
+// stoppable wraps providers so that their start hooks do not end the process while the server stops. The hook that
+// makes RBAC's roles tries for 30 s, whatever happens, and its error is fatal.
 func stoppable(providers []controlplaneapiserver.RESTStorageProvider, stopping <-chan struct{}) []controlplaneapiserver.RESTStorageProvider {
 	all := slices.Clone(providers)
 	for i, p := range all {

@@ -36,8 +36,7 @@ func init() {
 
 // Options configure one server. Zero values are not usable: start from NewOptions.
 type Options struct {
-	// ControlPlane are kube-apiserver's own, as far as they apply to a control plane without
-	// pods and nodes.
+	// ControlPlane are kube-apiserver's own options, as far as they apply to a control plane without pods and nodes.
 	ControlPlane *controlplaneoptions.Options
 
 	// DataDir holds the embedded etcd's data and, unless CertDir is given, the certificates.
@@ -90,9 +89,9 @@ const (
 	fewestSeats = 16
 )
 
-// inFlight are the defaults of --max-requests-inflight and --max-mutating-requests-inflight on so
-// many cores. Kubernetes' own, most, are for any machine: on a small one a request that is let in
-// shares the cores with hundreds of a flood, and fair queues in front of them are of no use.
+// inFlight returns the defaults of --max-requests-inflight and --max-mutating-requests-inflight for a number of cores.
+// Kubernetes' own defaults are the upper bounds and fit large machines: on a small one an admitted request shares the
+// cores with hundreds of a flood, and fair queues in front of them do not help.
 func inFlight(cores, mostReads, mostWrites int) (reads, writes int) {
 	seats := max(fewestSeats, seatsPerCore*cores)
 	return min(mostReads, seats), min(mostWrites, seats/2)

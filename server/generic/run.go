@@ -42,9 +42,9 @@ import (
 )
 
 const (
-	// closeTimeout bounds how long a stopping server waits for connections to close. Requests
-	// have been answered by then: the connections left are those that never asked anything, for
-	// which net/http would wait 5 s, and those that it does not tell to close.
+	// closeTimeout limits how long a stopping server waits for connections to close. All requests are answered by
+	// then: what is left are connections without a request, for which net/http would wait 5 s, and connections that
+	// net/http does not ask to close.
 	closeTimeout = 2 * time.Second
 	// endTimeout bounds how long it waits for Kubernetes' controllers.
 	endTimeout = 10 * time.Second

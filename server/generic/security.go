@@ -57,7 +57,7 @@ func (o *Options) completeSecurity(certs *pki.Certificates) error {
 	if o.ControlPlane.ProxyClientCertFile == "" {
 		o.ControlPlane.ProxyClientCertFile, o.ControlPlane.ProxyClientKeyFile = certs.FrontProxy.CertFile, certs.FrontProxy.KeyFile
 	}
-	// kube-apiserver has no defaults for them, and takes nobody's word without.
+	// kube-apiserver has no defaults for these flags, and trusts no headers without them.
 	if proxy := o.authentication().RequestHeader; proxy.ClientCAFile != "" {
 		for headers, usual := range map[*[]string]string{
 			&proxy.UsernameHeaders: "X-Remote-User", &proxy.GroupHeaders: "X-Remote-Group", &proxy.ExtraHeaderPrefixes: "X-Remote-Extra-",
@@ -115,8 +115,8 @@ func clientCA(ownFile, moreFile string) (dynamiccertificates.CAContentProvider, 
 	return dynamiccertificates.NewUnionCAContentProvider(own, more), nil
 }
 
-// publishFrontProxy has aggregated API servers told the CA, names and headers by which they know
-// this one, where it shows them the certificate that was made for it. It gives nobody rights here.
+// publishFrontProxy publishes, to aggregated API servers, the CA, names and headers by which they recognize this
+// server when it presents its front-proxy certificate. It gives nobody rights on this server.
 func (o *Options) publishFrontProxy(c *configs, certs *pki.Certificates) error {
 	if certs.FrontProxy.CertFile == "" || o.ControlPlane.ProxyClientCertFile != certs.FrontProxy.CertFile {
 		return nil // as with kube-apiserver, whose CA it is stands in --requestheader-client-ca-file
@@ -136,7 +136,7 @@ func (o *Options) publishFrontProxy(c *configs, certs *pki.Certificates) error {
 		}
 	}
 	info.RequestHeaderCA, info.RequestHeaderAllowedNames = ca, names
-	// The headers are those that the aggregator's transport writes.
+	// The headers are the ones that the aggregator's transport writes.
 	info.RequestHeaderUsernameHeaders = headerrequest.StaticStringSlice{"X-Remote-User"}
 	info.RequestHeaderGroupHeaders = headerrequest.StaticStringSlice{"X-Remote-Group"}
 	info.RequestHeaderExtraHeaderPrefixes = headerrequest.StaticStringSlice{"X-Remote-Extra-"}

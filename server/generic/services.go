@@ -22,8 +22,8 @@ import (
 // errNoNetwork answers requests for an address or a port of a Service.
 var errNoNetwork = errors.New("this control plane has no service network: use type ExternalName, or clusterIP None with EndpointSlices")
 
-// coreProvider serves the resources of upstream's generic control plane, and Services: they tell
-// where webhooks and aggregated APIs are. Those that need an address are refused.
+// coreProvider serves the resources of upstream's generic control plane, and Services, which say where webhooks and
+// aggregated APIs are. Services that need an address are refused.
 type coreProvider struct{ *corerest.GenericConfig }
 
 // NewRESTStorage implements RESTStorageProvider.
@@ -71,8 +71,8 @@ func (noPorts) Has(int) bool               { return false }
 func (noPorts) Destroy()                   {}
 func (noPorts) EnableMetrics()             {}
 
-// serviceResolver finds Services as kube-apiserver does, and those without an address at
-// their endpoints: here nobody gives them one.
+// serviceResolver finds Services as kube-apiserver does. Services without an address are reached at their endpoints,
+// because nothing assigns addresses here.
 type serviceResolver struct {
 	services            corelisters.ServiceLister
 	byName, byEndpoints aggregatorapiserver.ServiceResolver

@@ -13,8 +13,8 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 )
 
-// checkSurroundings says what is wrong with the files and endpoints that the flags name outside of the
-// process: found before anything is started, it leaves nothing behind.
+// checkSurroundings checks the files and endpoints outside of the process that the flags name. An error found before
+// anything is started leaves nothing behind.
 func (o *Options) checkSurroundings() error {
 	transport := o.etcd().StorageConfig.Transport
 	for _, endpoint := range transport.ServerList {

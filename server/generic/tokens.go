@@ -12,10 +12,9 @@ import (
 	"k8s.io/kubernetes/pkg/serviceaccount"
 )
 
-// tokenGetter reads the objects that the tokens of service accounts are bound to. The one of Kubernetes' generic
-// control plane goes by informers alone, so that a server refuses a token for as long as it has not
-// heard of an account that another has just created. It is asked live then, as by kube-apiserver:
-// a token comes here only if its signature is right.
+// tokenGetter reads the objects to which service account tokens are bound. The getter of Kubernetes' generic control
+// plane uses informers only, so that a server refuses a token until it has heard of an account that another server has
+// just created. This one also asks live, as kube-apiserver does; only tokens with a correct signature get here.
 type tokenGetter struct {
 	serviceaccount.ServiceAccountTokenGetter
 	client *kubernetes.Clientset

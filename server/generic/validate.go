@@ -14,9 +14,8 @@ import (
 	"github.com/concord-dev/concord/server/planning"
 )
 
-// Complete fills in the options that follow from others and says what is wrong with them.
-// Nothing is started and no file is touched. Versions and feature gates are the process's,
-// as in the libraries.
+// Complete fills in the options that follow from others, and returns an error if any are wrong. It starts nothing and
+// touches no file. Versions and feature gates are those of the process, as in the libraries.
 func (o *Options) Complete() error {
 	if err := o.completeVersions(); err != nil {
 		return err

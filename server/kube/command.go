@@ -37,8 +37,7 @@ type Options struct {
 	AllowUndecodableStorage bool
 }
 
-// NewCommand returns kube-apiserver's command, with all its flags, and with those of the
-// protocol.
+// NewCommand returns kube-apiserver's command with all its flags and those of the protocol.
 func NewCommand() *cobra.Command {
 	s, own := kubeoptions.NewServerRunOptions(), &Options{Join: join.Defaults()}
 	registry := s.GenericServerRunOptions.ComponentGlobalsRegistry

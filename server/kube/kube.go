@@ -98,13 +98,13 @@ func (s *server) keyring() keyring.Config {
 	}
 }
 
-// leaseCollector is upstream's hook that deletes identity Leases by the server's own clock: also those of servers that
-// live and whose clock is behind it by more than the 15 s that their Leases last. Whether a server lives is judged by
-// the collector of the protocol alone.
+// leaseCollector is upstream's hook that deletes identity Leases by the server's own clock, including Leases of live
+// servers whose clocks are more than 15 s, the duration of their Leases, behind. Here only the protocol's collector
+// judges whether a server lives.
 const leaseCollector = "start-kube-apiserver-identity-lease-garbage-collector"
 
-// configure makes the configurations of the servers of the chain, as kube-apiserver does, but
-// for encryption, which the keyring does, and the server's identity.
+// configure makes the configurations of the servers of the chain as kube-apiserver does, except for encryption, which
+// the keyring does, and the server's identity.
 func (s *server) configure() error {
 	// The key that encrypts a value has to be known when it is written: the keyring encrypts, not Kubernetes.
 	s.options.Etcd.EncryptionProviderConfigFilepath, s.options.Etcd.EncryptionProviderConfigAutomaticReload = "", false

@@ -54,7 +54,7 @@ func (c Config) Dial() utilnet.DialFunc {
 	return dialer.DialContext
 }
 
-// ServiceResolver tells where a Service is; aggregator and webhooks have one of their own.
+// ServiceResolver returns where a Service is; the aggregator and webhooks have an interface of their own for it.
 type ServiceResolver interface {
 	ResolveEndpoint(namespace, name string, port int32) (*url.URL, error)
 }
@@ -94,8 +94,8 @@ func check(address string) error {
 	return nil
 }
 
-// own tells whether an address is one that every host has for itself or its link. The
-// unspecified ones lead to the loopback.
+// own reports whether an address belongs to the host itself or to its link. Unspecified addresses lead to the
+// loopback.
 func own(ip netip.Addr) bool {
 	ip = ip.Unmap()
 	return ip.IsLoopback() || ip.IsLinkLocalUnicast() || ip.IsUnspecified() || ip.IsLinkLocalMulticast() || ip.IsInterfaceLocalMulticast()

@@ -70,7 +70,7 @@ func lifecycleOf(scheme *runtime.Scheme, gvk schema.GroupVersionKind, goType ref
 	return l, true
 }
 
-// told returns the releases that the methods generated for the types of k8s.io/api name.
+// told returns the releases in the generated lifecycle methods of the types of k8s.io/api.
 func told(object any) (introduced, deprecated, removed *version.Version) {
 	if o, ok := object.(interface{ APILifecycleIntroduced() (int, int) }); ok {
 		introduced = majorMinor(o.APILifecycleIntroduced())

@@ -33,7 +33,7 @@ type Options struct {
 	ForwardCompatible bool
 }
 
-// Validate says what is missing or unknown.
+// Validate returns an error for missing or unknown options.
 func (o Options) Validate() error {
 	if o.Effective == nil {
 		return fmt.Errorf("a plan needs the effective version of component %s", basecompatibility.DefaultKubeComponent)
@@ -98,8 +98,8 @@ func Generic() sets.Set[schema.GroupResource] {
 	return all.Union(genericAlso)
 }
 
-// possible returns the resources with a version that a configuration names, whether on or off, and those that the servers of custom resources
-// and of aggregated APIs bring along.
+// possible returns the resources of the versions that a configuration names, whether on or off, and the resources of
+// the servers of custom resources and aggregated APIs.
 func possible(config *serverstorage.ResourceConfig) sets.Set[schema.GroupResource] {
 	resources, names := sets.New[schema.GroupResource](), sets.New[string]()
 	for _, l := range Lifecycles() {
@@ -136,8 +136,9 @@ func betaOnByDefault() sets.Set[schema.GroupVersion] {
 	return on
 }
 
-// withoutIdle returns the runtime config without the settings that Kubernetes accepts and that change nothing, as the control plane has no such
-// resource: versions and resources that others have, and resources switched off that nobody has any more, such as podsecuritypolicies.
+// withoutIdle returns the runtime config without settings that Kubernetes accepts and that change nothing here,
+// because this control plane has no such resource: versions and resources of other control planes, and disabled
+// resources that no longer exist anywhere, such as podsecuritypolicies.
 func withoutIdle(config map[string]string, rows []compat.Lifecycle) map[string]string {
 	apis := sets.New[string]()
 	for _, l := range rows {
@@ -166,7 +167,7 @@ func registered(gv schema.GroupVersion) bool {
 	})
 }
 
-// Kinds are the kinds of all resources of a plan, also of those that are not served.
+// Kinds returns the kinds of all resources of a plan, including those that are not served.
 func Kinds(plan *compat.Plan) map[schema.GroupResource]string {
 	kinds := map[schema.GroupResource]string{}
 	for _, r := range plan.Resources {

@@ -37,8 +37,9 @@ var unstored = map[schema.GroupResource]bool{
 	{Group: "events.k8s.io", Resource: "events"}: true,
 }
 
-// formerHome is the group in which Deployments, DaemonSets, ReplicaSets, NetworkPolicies and Ingresses began. It has not been served since 1.22. Its
-// resources cohabit with those of the same name elsewhere, where values that were written in it are still decoded.
+// formerHome is the group in which Deployments, DaemonSets, ReplicaSets, NetworkPolicies and Ingresses began. It is
+// not served since 1.22. Its resources are stored with the resources of the same name in other groups, which still
+// decode values that were written in it.
 const formerHome = "extensions"
 
 // storedAs are the resources that are stored in another version than the window allows.
@@ -86,8 +87,8 @@ func release(s string) *version.Version {
 	return version.MustParseMajorMinor(s)
 }
 
-// genericCore are the resources of the core group that a control plane without pods serves: upstream's, and Services, which tell where
-// webhooks and aggregated APIs are.
+// genericCore lists the resources of the core group that a control plane without pods serves: upstream's, and
+// Services, which say where webhooks and aggregated APIs are.
 var genericCore = sets.New("configmaps", "events", "namespaces", "resourcequotas", "secrets", "serviceaccounts", "services")
 
 // genericAlso are resources that it serves beyond upstream's, for the same reason.
