@@ -20,13 +20,13 @@ type Config struct {
 	Rest *rest.Config
 	// Instance names this process; another one each time.
 	Instance string
-	// LeaderElect has one of several processes work, by a Lease in ElectionNamespace.
+	// LeaderElect makes one of several processes work, elected by a Lease in ElectionNamespace.
 	LeaderElect       bool
 	ElectionNamespace string
 	// Address is where /healthz, /readyz and /metrics are served, "host:port"; empty: nowhere.
 	Address string
-	// ReplicaAddresses are addresses of kube-apiservers by the name of their Lease, "" for
-	// those that no other names and whose Lease tells none.
+	// ReplicaAddresses are addresses of kube-apiservers by the name of their Lease. The entry "" is for
+	// kube-apiservers without an entry whose Lease has no address.
 	ReplicaAddresses map[string]string
 	// Poll is how often every kube-apiserver is asked. Default: 10 s.
 	Poll time.Duration

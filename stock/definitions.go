@@ -25,14 +25,14 @@ type definitions struct {
 	source cache.Controller
 
 	mu sync.Mutex
-	// watched says that they are watched, so that what is read may be older than what is known.
+	// watched says that the definitions are watched, so that a read may be older than what is known.
 	watched bool
 	// newest are they, without their schemas.
 	newest map[schema.GroupResource]*apiextensionsv1.CustomResourceDefinition
-	// said are the versions that they said to store since they were last asked for, and told those
-	// that were handed out then, until they are observed.
+	// said holds the storage versions that definitions have had since the last question, told those that were handed
+	// out then, until they are observed.
 	said, told map[schema.GroupResource][]agree.Encoding
-	// gone are the uids of those that were deleted: what is read of one may come late.
+	// gone holds the uids of deleted definitions: a read of one may arrive late.
 	gone map[schema.GroupResource]types.UID
 }
 
@@ -44,8 +44,8 @@ func newDefinitions() *definitions {
 	}
 }
 
-// watchDefinitions watches all definitions. changed is told every resource whose definition changes in what
-// somebody goes by, and noted every state of a definition, after the one before.
+// watchDefinitions watches all definitions. It calls changed with the resource of each definition that changes in a
+// field on which anything depends, and noted with every state of a definition and the one before.
 func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), noted func(was, is *apiextensionsv1.CustomResourceDefinition)) *definitions {
 	d := newDefinitions()
 	d.source = d.watching(c, changed, noted)
@@ -91,8 +91,8 @@ func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupReso
 	return source
 }
 
-// take takes in a definition that was read. The watch may tell of it much later: a prune that
-// relies on what was watched would not see what was stored meanwhile.
+// take records a definition that was read. The watch may deliver it much later, and a prune that relied on the watch
+// alone would not see what was stored in the meantime.
 func (d *definitions) take(crd *apiextensionsv1.CustomResourceDefinition) {
 	lean := *crd
 	lean.Spec.Versions, lean.Annotations = slices.Clone(crd.Spec.Versions), maps.Clone(crd.Annotations)

@@ -13,8 +13,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// elsewhere tells that kube-controller-manager migrates a custom resource, too. It is left
-// alone: both write the same, and the guards decide which of the two sets storedVersions.
+// elsewhere tells users that kube-controller-manager also migrates a custom resource. That migration is left alone:
+// both write the same, and the guards decide which of the two sets storedVersions.
 type elsewhere struct {
 	objects  client.WithWatch
 	instance string
@@ -30,9 +30,9 @@ func newElsewhere(c client.WithWatch, config Config) *elsewhere {
 	}
 }
 
-// note is told every state of a definition; was is nil for the first one.
+// note receives every state of a definition; was is nil for the first one.
 func (e *elsewhere) note(was, is *apiextensionsv1.CustomResourceDefinition) {
-	// kube-controller-manager says so itself, from 1.36 on.
+	// kube-controller-manager sets this condition from 1.36 on.
 	if !apihelpers.IsCRDConditionTrue(is, apiextensionsv1.StorageMigrating) || was != nil && apihelpers.IsCRDConditionTrue(was, apiextensionsv1.StorageMigrating) {
 		return
 	}

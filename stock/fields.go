@@ -262,7 +262,7 @@ func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, 
 	return through, err
 }
 
-// clean writes one object anew if it has to be.
+// clean rewrites one object if necessary.
 func (f *fields) clean(ctx context.Context, resource schema.GroupVersionResource, versions []string, m *metav1.PartialObjectMetadata) (changed bool, err error) {
 	objects := f.metadata.Resource(resource).Namespace(m.Namespace)
 	for range fieldsTries {

@@ -24,8 +24,7 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// migrator does migrations: every object is written anew, and then it is proven that none is
-// stored in another way.
+// migrator does migrations: it rewrites every object, and then proves that no object is stored in another version.
 type migrator struct {
 	api          *migrateapi.Client
 	prover       *prover
@@ -40,7 +39,7 @@ type migrator struct {
 	proven map[schema.GroupResource]provenAt
 }
 
-// provenAt tells since when whatever is written later may be stored in another way than it should be.
+// provenAt says since when later writes may be in another version than they should be.
 type provenAt struct {
 	encoding        agree.Encoding
 	resourceVersion string
@@ -136,8 +135,8 @@ func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(cla
 	return result, nil
 }
 
-// since is the resourceVersion from before a rewrite; "" if it is not known, as that of one which goes on
-// where another process was.
+// since returns a resourceVersion from before a rewrite; "" if it is not known, for example when a rewrite resumes the
+// work of another process.
 func (m *migrator) since(ctx context.Context, job claim.Job) string {
 	if job.Resume != "" {
 		return ""
@@ -146,10 +145,10 @@ func (m *migrator) since(ctx context.Context, job claim.Job) string {
 	return since
 }
 
-// lastLook examines, directly before storedVersions are pruned, what was written after the proof; after a
-// restart of this process everything. A kube-apiserver gives a create up whose etcd does not answer, and etcd
-// may do it much later: it is stored in the version of then. An error keeps storedVersions, and if there
-// was such an object everything is migrated and proven anew.
+// lastLook examines, directly before storedVersions are pruned, what was written since the proof or, after a restart
+// of this process, everything. If etcd does not answer, a kube-apiserver gives up a create, and etcd may execute it
+// much later: then the object is stored in the version of that earlier time. An error keeps storedVersions; if such an
+// object was found, everything is migrated and proven again.
 func (m *migrator) lastLook(ctx context.Context, job claim.Job) error {
 	m.mu.Lock()
 	proven := m.proven[job.GroupResource]
@@ -184,7 +183,7 @@ func (m *migrator) lastLookAt(ctx context.Context, gr schema.GroupResource, targ
 	return m.lastLook(ctx, jobOf(crd, target.Encoding))
 }
 
-// jobOf is a job for a definition's objects. Its first version is the one that is stored, served or not.
+// jobOf returns a job for a definition's objects. Its first version is the stored one, served or not.
 func jobOf(crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) claim.Job {
 	versions, _ := served(crd)
 	if !slices.Contains(versions, encoding.Version()) {

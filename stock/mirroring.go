@@ -24,7 +24,7 @@ type MirrorMode string
 const (
 	// MirrorAuto does them where kube-controller-manager's own migrator is seen to be off.
 	MirrorAuto MirrorMode = "auto"
-	// MirrorAlways does them; nobody else may.
+	// MirrorAlways does them; no other program may.
 	MirrorAlways MirrorMode = "always"
 	// MirrorNever leaves them alone.
 	MirrorNever MirrorMode = "never"
@@ -41,7 +41,7 @@ var errNotServed = errors.New("kube-apiservers do not serve " + storagemigration
 // errAlpha says that they serve it in a version whose migrations are left to kube-controller-manager.
 var errAlpha = errors.New("kube-apiservers serve " + storagemigrationv1.GroupName + " in " + observed.AlphaMigrations + " only")
 
-// mirroring does migrations of storagemigration.k8s.io, those that nobody else does.
+// mirroring does the migrations of storagemigration.k8s.io that no other program does.
 type mirroring struct {
 	*controllers
 	// served is the version in which they are served, and known a client that knows it.
@@ -91,8 +91,8 @@ func (m *mirroring) connect() error {
 	return errNotServed
 }
 
-// may says whether a new migration is to be done here: an error if it is not, or if that is not known.
-// In the mode auto it looks at kube-controller-manager's Lease and at the migrations.
+// may returns nil if a new migration should be done here, and an error if not, or if that is not known. In the mode
+// auto it looks at kube-controller-manager's Lease and at the migrations.
 func (m *mirroring) may(ctx context.Context) error {
 	judged := observed.InTree{Off: true, Why: "--mirror is " + string(MirrorAlways)}
 	if m.config.Mirror == MirrorAuto {
@@ -124,7 +124,7 @@ func (m *mirroring) judge(ctx context.Context) (observed.InTree, error) {
 	return observed.JudgeInTree(m.config.Clock.Now(), lease, list.Items, m.config.MirrorAfter), nil
 }
 
-// tell logs a message if it is a new one.
+// tell logs a message unless it was the last one.
 func (m *mirroring) tell(what, why string) {
 	if now := what + why; now != m.last {
 		m.last = now

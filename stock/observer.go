@@ -39,17 +39,17 @@ var (
 	errUnasked = errors.New("kube-apiservers have not been asked yet")
 )
 
-// observer asks all kube-apiservers again and again, and tells its observations as
-// StorageVersions: as servers that report would have written them themselves.
+// observer asks all kube-apiservers again and again, and presents its observations as StorageVersions, as reporting
+// servers would have written them.
 type observer struct {
 	asking      *replicas.Asker
 	definitions *definitions
 	services    apiregistrationclient.APIServicesGetter
 	clock       clock.WithTicker
 	logger      logr.Logger
-	// broadcast tells of changed StorageVersions.
+	// broadcast announces changed StorageVersions.
 	broadcast *watch.Broadcaster
-	// soon has a full round begin at once.
+	// soon makes a full round begin at once.
 	soon chan struct{}
 
 	// asked is held while kube-apiservers are asked, so that rounds are observed in the order in which
@@ -69,7 +69,7 @@ type observer struct {
 	version int64
 	// here are the replicas that answered in the last round.
 	here []observed.Replica
-	// whole says that a full round has ended, lacking how many replicas did not answer in it.
+	// whole says that a full round has finished; lacking is the number of replicas that did not answer in it.
 	whole   bool
 	lacking int
 }
@@ -77,14 +77,14 @@ type observer struct {
 // looks share a round. It begins after all of them were asked for, so that no answer is older than a look.
 type looks struct {
 	only []schema.GroupResource // observer.mu guards it until the round begins
-	// made says that the round has ended, with err. The observer's asked guards both.
+	// made says that the round has finished, with err. The observer's asked guards both.
 	made bool
 	err  error
 }
 
 type knownVersions map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion
 
-// Kind implements trigger.Kinds. Without an answer of every replica nobody knows what is served.
+// Kind implements trigger.Kinds. Without an answer of every replica it is not known what is served.
 func (o *observer) Kind(_ context.Context, gr schema.GroupResource) (string, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -197,7 +197,7 @@ func (o *observer) stillSilent(ctx context.Context) map[observed.Process]string 
 	return silent
 }
 
-// ask asks the replicas at once, but for those that are known to be silent.
+// ask asks the replicas concurrently, except for those that are known to be silent.
 func (o *observer) ask(ctx context.Context, replicas []observed.Replica, only []schema.GroupResource, silent map[observed.Process]string) map[observed.Process]observed.Answer {
 	groups := sets.New[string]()
 	for _, gr := range only {
@@ -254,8 +254,7 @@ func (o *observer) readRemote(ctx context.Context) error {
 	return nil
 }
 
-// versionsOf are the group/versions of kinds: those that are served, and those that
-// Kubernetes' own types have.
+// versionsOf returns the known group/versions of kinds: the served ones, and those of Kubernetes' own types.
 func versionsOf(answers map[observed.Process]observed.Answer) func(string) []schema.GroupVersion {
 	versions := map[string][]schema.GroupVersion{}
 	add := func(kind string, gv schema.GroupVersion) {
@@ -285,7 +284,7 @@ func versionsOf(answers map[observed.Process]observed.Answer) func(string) []sch
 	return func(kind string) []schema.GroupVersion { return slices.Clone(versions[kind]) }
 }
 
-// observe takes a round in, and tells of what has changed.
+// observe records a round, and announces what has changed.
 func (o *observer) observe(r observed.Round) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -402,7 +401,8 @@ func (o *observer) of(ctx context.Context, gr schema.GroupResource) (*apiserveri
 	return o.known[gr].DeepCopy(), nil
 }
 
-// has says whether a resource is there: one that no replica showed may be there as long as not all have answered.
+// has reports whether a resource exists. A resource that no replica showed may exist as long as not all replicas have
+// answered.
 func (o *observer) has(gr schema.GroupResource) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -433,7 +433,7 @@ func (o *observer) list() *apiserverinternalv1alpha1.StorageVersionList {
 	return list
 }
 
-// watch tells of all StorageVersions and of every change from now on.
+// watch sends all StorageVersions and every change from now on.
 func (o *observer) watch() (watch.Interface, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -446,7 +446,7 @@ func (o *observer) watch() (watch.Interface, error) {
 	return o.broadcast.WatchWithPrefix(now)
 }
 
-// replicas are those that answered in the last round.
+// replicas returns the replicas that answered in the last round.
 func (o *observer) replicas() []observed.Replica {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -480,7 +480,7 @@ func (o *observer) run(ctx context.Context, period time.Duration) error {
 	}
 }
 
-// hurry has a full round begin at once.
+// hurry makes a full round begin at once.
 func (o *observer) hurry() {
 	select {
 	case o.soon <- struct{}{}:

@@ -38,25 +38,26 @@ type Own struct {
 	failures map[string]failure // by definition
 
 	unfinishedMu sync.Mutex // a step holds mu for as long as a migration takes
-	// unfinished are the resources that are to be asked about also meanwhile.
+	// unfinished are the resources to ask about during other work as well.
 	unfinished map[schema.GroupResource]bool
 }
 
-// proof tells for which definition and epoch a resource was proven, and when. It outlives changes of the definition
-// that leave the stored version alone, as of a schema: all others begin a new epoch, also if they are taken back.
+// proof records the definition and epoch for which a resource was proven, and when. It stays valid when the definition
+// changes in other respects than the stored version, for example in a schema: every change of the stored version
+// begins a new epoch, also if it is reverted.
 type proof struct {
 	crd types.UID
 	of  evolve.Ref
 	at  time.Time
 }
 
-// failure tells of the last step of a definition, if it failed.
+// failure describes the last step of a definition, if it failed.
 type failure struct {
 	inRow int
 	// lasting is how many of them, the last ones, came of admission that changes objects at every write.
 	lasting int
 	why     string
-	// of is what was tried: as long as that is the same, it is not tried again until then.
+	// of is what was tried: as long as it stays the same, it is not tried again until then.
 	of    trial
 	until time.Time
 }
@@ -81,7 +82,7 @@ func trialOf(crd *apiextensionsv1.CustomResourceDefinition) trial {
 
 // Standing is how far a resource is.
 type Standing struct {
-	// Done says that storedVersions names the stored version alone.
+	// Done says that storedVersions names the stored version only.
 	Done bool
 	// Why says what is waited for, or what failed, and Again when to look again; 0 when the definition changes.
 	Why   string
@@ -126,8 +127,8 @@ func (o *Own) Watch(ctx context.Context, names []string) {
 	wg.Wait()
 }
 
-// ask asks about all that is not done, at once: of many, rounds for one after the other would lie further apart than
-// the gap after which nobody is said to have asked. What fails is for the next step to tell.
+// ask asks about all unfinished definitions in one round: with one round for each, the rounds of one definition could
+// be further apart than the gap after which nobody counts as having asked. Errors are left to the next step.
 func (o *Own) ask(ctx context.Context) {
 	o.unfinishedMu.Lock()
 	all := slices.SortedFunc(maps.Keys(o.unfinished), func(a, b schema.GroupResource) int { return strings.Compare(a.String(), b.String()) })
@@ -151,10 +152,10 @@ func (o *Own) asksAbout(gr schema.GroupResource, unfinished bool) {
 	}
 }
 
-// Step does what can be done now for the definition of this name, which may take as long as a
-// migration. After an error it is to be called again after a while, as controllers make another
-// migration: it may be that of one object, for which all have been migrated. Before that it does
-// nothing, unless what it goes by has changed.
+// Step does what can be done now for the definition of this name, which may take as long as a migration. After an
+// error it has to be called again after a while, as controllers create another migration: the error may concern one
+// object, while all others have been migrated. Until then it does nothing, unless the facts that it depends on have
+// changed.
 func (o *Own) Step(ctx context.Context, name string) Standing {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -233,9 +234,9 @@ func (o *Own) read(ctx context.Context, name string) (*apiextensionsv1.CustomRes
 	return crd, nil
 }
 
-// elsewhere says that Concord's controllers migrate a resource, which tell it by the heartbeat of its
-// StorageState: what one of both prunes, the other puts back. Who may not read StorageStates, or where
-// there are none, is told of none.
+// elsewhere explains that Concord's controllers migrate a resource, which the heartbeat of its StorageState shows:
+// each of the two would put back what the other prunes. Without the right to read StorageStates, or without any, it
+// finds none.
 func (o *Own) elsewhere(ctx context.Context, gr schema.GroupResource) (string, error) {
 	state := &migrationv1alpha1.StorageState{}
 	state.Name = migrationv1alpha1.StateName(gr)
@@ -276,7 +277,7 @@ func (o *Own) look(ctx context.Context, gr schema.GroupResource, encoding agree.
 	return seen, again, nil
 }
 
-// migrate has all objects written anew, and proves it.
+// migrate rewrites all objects, and proves the result.
 func (o *Own) migrate(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) error {
 	result, err := o.migrator.Rewrite(ctx, jobOf(crd, encoding), func(claim.Progress) {})
 	if err != nil || result.Failed == 0 {

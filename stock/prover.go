@@ -26,7 +26,7 @@ import (
 )
 
 const (
-	// sampleSize is how many objects are examined, of those that there are, unless all are.
+	// sampleSize is how many objects are examined, unless all are.
 	sampleSize = 1000
 	// pageSize is how many objects are listed at a time, at most: while a kube-apiserver makes a longer page
 	// clients wait.
@@ -42,11 +42,11 @@ const (
 // proveBackoff is between tries at a replica that is too busy.
 var proveBackoff = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 8}
 
-// prover proves by behaviour: an empty patch leaves an object's resourceVersion as it is only
-// if the stored bytes are those that the replica that serves it would write.
+// prover proves by behaviour: an empty patch leaves an object's resourceVersion unchanged only if the stored bytes are
+// those that the replica that serves it would write.
 type prover struct {
 	api migrateapi.API
-	// objects are those of the replica at an address.
+	// objects returns a client of the replica at an address.
 	objects  func(address string) (metadata.Interface, error)
 	observer *observer
 	all      bool
@@ -56,7 +56,7 @@ func newProver(api migrateapi.API, o *observer, c Config) *prover {
 	return &prover{api: api, objects: o.asking.Objects, observer: o, all: c.VerifyAll}
 }
 
-// exam says what a prover does.
+// exam describes what a prover does.
 type exam struct {
 	replicas []observed.Replica
 	// turn is when a patch may be sent.
@@ -64,12 +64,12 @@ type exam struct {
 	// later chooses, by resourceVersion, objects that one replica patches in any case: what wrote them
 	// came late, and may have stored any version. Nil: none.
 	later func(resourceVersion string) bool
-	// last says that nothing else is patched than these, and the first of them by every replica: the
-	// others are as they were in the proof.
+	// last says that only these objects are patched, the first of them through every replica: the others are as they
+	// were in the proof.
 	last bool
 }
 
-// turn waits until a patch may be sent. Its sender tells done how it ended.
+// turn waits until a patch may be sent. The caller passes the result of the patch to done.
 type turn func(context.Context) (done func(error), err error)
 
 // prove has every replica patch the objects of a resource, or a sample of them, each when it is its
@@ -102,8 +102,8 @@ func (p *prover) prove(ctx context.Context, job claim.Job, how exam) (observed.P
 	return pass.proof, pass.listed, nil
 }
 
-// enoughUnsteady is how many objects that admission changes at every write end a proof: each write of one may have it
-// grow, as by a finalizer or an annotation more, and others would tell nothing new.
+// enoughUnsteady is how many objects that admission changes at every write end a proof: each write may make such an
+// object grow, for example by another finalizer or annotation, and more of them would show nothing new.
 const enoughUnsteady = 5
 
 // errUnsteady ends a proof that has found enoughUnsteady.
@@ -142,8 +142,8 @@ func (p *prover) listable(ctx context.Context, job claim.Job) (schema.GroupVersi
 	return resource, list.ResourceVersion, nil
 }
 
-// list sends the objects that are to be patched: all, or those that were written later, and a sample in
-// which every object is as likely as any other. It sends some twice, if it has to begin again.
+// list sends the objects to be patched: all, or those that were written later and a uniform sample of the others. It
+// sends some twice if it has to begin again.
 func (x *provingPass) list(ctx context.Context, to chan<- examinee) error {
 	var sample []metav1.PartialObjectMetadata
 	seen, sent := 0, 0
@@ -261,8 +261,8 @@ func (x *provingPass) examineAgain(ctx context.Context, e *observed.Examined, m 
 	return nil
 }
 
-// probed is what a probe found. Where its patch was answered, on is the resourceVersion that was patched, and left the
-// one that the object had by it; both are empty otherwise, also if the answer may be lost.
+// probed is the result of a probe. If the patch was answered, on is the resourceVersion that was patched, and left the
+// one that the object had afterwards; both are empty otherwise, also if the answer may be lost.
 type probed struct {
 	outcome  observed.Outcome
 	detail   string
@@ -324,7 +324,7 @@ func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.P
 	return refused(fmt.Sprintf("others wrote it %d times between its reading and the patch", busyTries)), nil
 }
 
-// patch sends one empty patch when it is its turn. One that others write is read once more directly before it.
+// patch sends one empty patch when it is its turn. An object that other clients write is read again directly before.
 func (x *provingPass) patch(ctx context.Context, objects metadata.ResourceInterface, m *metav1.PartialObjectMetadata, read bool, subresources ...string) (*metav1.PartialObjectMetadata, error) {
 	done, err := x.turn(ctx)
 	if err != nil {

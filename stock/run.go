@@ -110,7 +110,7 @@ func answer(w http.ResponseWriter, err error) {
 	_, _ = fmt.Fprintln(w, "ok")
 }
 
-// ready says why this process does not do its work; one that is not elected, and can be, has to wait, and is ready.
+// ready explains why this process does not do its work. A process that is not elected, but can be, is ready.
 func (c *controllers) ready() error {
 	if err := c.elected.Forbidden(); err != nil {
 		return fmt.Errorf("this process cannot be elected: %w", err)

@@ -16,11 +16,10 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// viewOf returns a client in whose view the servers report: StorageVersions hold the observer's
-// observations, each observed anew when it is read, what a definition that is read says counts in the
-// next one, and identity Leases say that their
-// servers report, and that this process is one. So the controllers of the protocol work
-// beside servers that do not report as beside those that do.
+// viewOf returns a client in whose view the servers report: StorageVersions hold the observer's observations, which
+// are made when they are read; what a definition that is read says counts in the next observation; and identity Leases
+// say that their servers report, and that this process is one of them. So the controllers of the protocol work as
+// beside servers that report.
 func viewOf(c client.WithWatch, o *observer, self string) client.WithWatch {
 	return interceptor.NewClient(c, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
@@ -74,8 +73,8 @@ func selectsIdentities(opts []client.ListOption) bool {
 	return o.LabelSelector != nil && o.LabelSelector.String() == storageversion.IdentitySelector
 }
 
-// reporting has identity Leases say the same as those of servers that report. Their releases do
-// not matter here: every object is decoded and encoded by the servers themselves.
+// reporting makes identity Leases look like those of servers that report. Releases do not matter here, because the
+// servers themselves decode and encode every object.
 func reporting(list *coordinationv1.LeaseList, self string) {
 	own := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: self, Namespace: storageversion.IdentityNamespace,
 		Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}}}

@@ -35,7 +35,7 @@ const (
 	// retry is the time between tries at the steps that have to work before all else, and between
 	// looks whether Concord servers are still there.
 	retry = 2 * time.Second
-	// queued is how many changed StorageVersions may wait for one that watches them.
+	// queued is how many changed StorageVersions may wait for a watcher.
 	queued = 1000
 )
 
@@ -70,7 +70,7 @@ func (c *controllers) awaitStock(ctx context.Context) error {
 	})
 }
 
-// await tries until it works, and tells each other reason why it does not. Its error is ctx's.
+// await repeats try until it succeeds, and logs each new reason why it does not. Its error is ctx's.
 func (c *controllers) await(ctx context.Context, missing string, try func(context.Context) error) error {
 	last := ""
 	return wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
@@ -90,7 +90,7 @@ func (c *controllers) newAsker(logger logr.Logger) *replicas.Asker {
 	})
 }
 
-// newObserver returns one that begins with these StorageStates.
+// newObserver returns an observer that begins with these StorageStates.
 func (c *controllers) newObserver(states map[schema.GroupResource]evolve.State, logger logr.Logger) *observer {
 	// Before a round those are asked that were silent, which takes two and a half timeouts at most (replicas.Asker).
 	gap := 2*c.config.Poll + 5*c.config.ReplicaTimeout/2
@@ -224,8 +224,8 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 	return w, nil
 }
 
-// later says of a migration that others come first: what somebody changed, a definition, or asks for does not wait for
-// all built-in resources, which begin anew together.
+// later reports whether a migration has to wait for others: definitions that somebody changed, and migrations that
+// somebody asked for, do not wait for all built-in resources, which begin again together.
 func (w *work) later(m *migrationv1alpha1.StorageVersionMigration) bool {
 	return m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger && w.observer.definitions.of(migrationv1alpha1.Resource(m)) == nil
 }
@@ -264,8 +264,8 @@ type policy struct {
 	settings observed.Settings
 
 	mu sync.Mutex
-	// met are the resources of which a StorageState was seen, also those that are gone: without its
-	// finalizer a definition is deleted while its objects stay, for one that is made anew under its name.
+	// met are the resources of which a StorageState was seen, even if it is gone now: a definition without its
+	// finalizer can be deleted while its objects stay for another definition of the same name.
 	met map[schema.GroupResource]bool
 	// looked is when a resource was first seen to be stored in no encoding but the target's.
 	looked map[schema.GroupResource]lookedAt
@@ -297,7 +297,7 @@ func (p *policy) of(o evolve.Observation, crd *apiextensionsv1.CustomResourceDef
 	return observed.Policy(o, annotations, p.settings, p.since(o), met)
 }
 
-// since is when the resource was first seen to be stored in nothing else than it is to be.
+// since returns when the resource was first seen to be stored only in the encoding that it should have.
 func (p *policy) since(o evolve.Observation) time.Time {
 	if o.State == nil || o.StorageVersion == nil {
 		return o.Now

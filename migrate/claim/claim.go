@@ -22,8 +22,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// Rewriter brings the stored objects of a resource to one encoding: in the store, or by
-// having the API write them anew.
+// Rewriter brings the stored objects of a resource to one encoding, in the store or through the API.
 type Rewriter interface {
 	// Rewrite returns when every object is in the encoding, but for those that the result
 	// names, or with an error. It may be called again after an error and then passes over
@@ -49,22 +48,21 @@ type Job struct {
 	// again and returns the revision at which it still permits the rewrite (a server has
 	// only joined or left), or an error that wraps ErrFenced if it does not.
 	Refence func(ctx context.Context) (int64, error)
-	// Resume is a Checkpoint's Position that a Rewriter gave for a rewrite to the same
-	// encoding, under the same StorageVersion at the same epoch and the same CRD; empty for
-	// the beginning. One that cannot be read is the beginning, too.
+	// Resume is the Position of a Checkpoint from an earlier rewrite to the same encoding, under the same
+	// StorageVersion at the same epoch and the same CRD; empty for the beginning. A Position that cannot be read also
+	// means the beginning.
 	Resume string
 	// MaxAddedLatency and MaxPerSecond are the bounds that the migration sets for its speed; nil
 	// for the server's defaults.
 	MaxAddedLatency *time.Duration
 	MaxPerSecond    *int64
-	// Versions are those in which the resource may be served, the one to patch in first.
+	// Versions are the versions in which the resource may be served; patches use the first.
 	Versions []string
-	// Failed is told every object that cannot be migrated, by any goroutine.
+	// Failed is called for every object that cannot be migrated, by any goroutine.
 	Failed func(Failure)
 }
 
-// CRD names a CustomResourceDefinition in one of its states. Generations of different
-// UIDs cannot be compared.
+// CRD identifies a CustomResourceDefinition at one generation. Generations of different UIDs cannot be compared.
 type CRD struct {
 	UID        string
 	Generation int64
@@ -74,13 +72,13 @@ type CRD struct {
 // an object was found changed when it was to be written.
 type Progress struct {
 	Total, Done, Failed, Conflicts int64
-	// FailedByReason divides Failed; nil if none failed, or for Rewriters that do not tell.
+	// FailedByReason divides Failed; nil if none failed, or if the Rewriter does not know reasons.
 	FailedByReason map[migrationv1alpha1.MigrationFailureReason]int64
 	Checkpoint     Checkpoint
-	// Proving says that every object was written, and it is being proven that they are as they should be.
+	// Proving says that every object was written, and that the result is being proven.
 	Proving bool
-	// Hindered is the error for which nothing gets on; empty while something does, and for Rewriters that do not tell.
-	// Overloaded says that it is one for which other migrations get on no better.
+	// Hindered is the error that keeps the rewrite from doing anything; empty while it makes progress, and for
+	// Rewriters that do not report it. Overloaded says that the error affects other migrations as well.
 	Hindered   string
 	Overloaded bool
 }
@@ -103,14 +101,13 @@ type Result struct {
 	Failures []Failure
 }
 
-// ErrFenced says that the StorageVersion does not permit the rewrite as it was begun.
+// ErrFenced says that the StorageVersion no longer permits the rewrite as it was begun.
 var ErrFenced = agree.ErrFenced
 
-// ErrUnproven says that a rewrite came to its end, and objects were found that are not as they
-// should be.
+// ErrUnproven says that a rewrite finished, but objects were found in the wrong encoding.
 var ErrUnproven = errors.New("a census after the rewrite found what is not as it should be")
 
-// ErrChangedByAdmission says the same where no other try helps before somebody does this.
+// ErrChangedByAdmission says the same, for a reason that no other try helps against until somebody acts on it.
 var ErrChangedByAdmission = errors.New("a mutating webhook or policy changes objects at every write, so that nothing is proven: exclude the user that migrates from it (matchConditions), or suspend it")
 
 const (
@@ -127,7 +124,7 @@ type Config struct {
 	// Client reads and writes API objects, uncached. Its scheme must hold StorageVersions,
 	// StorageVersionMigrations, CustomResourceDefinitions, Leases and Events.
 	Client client.WithWatch
-	// ID returns this server's ID, which changes when it registers anew; "" before it has.
+	// ID returns this server's ID, which changes when it registers again; "" before it has one.
 	ID       func() agree.ServerID
 	Rewriter Rewriter
 	// API is the Rewriter for objects that Rewriter cannot reach, or where a migration asks for it.
@@ -140,7 +137,8 @@ type Config struct {
 	Elsewhere func(context.Context, schema.GroupVersionResource) (string, error)
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
-	// Workers is how many migrations Run does at a time, beside those that are Hindered for a reason of their own. Default: 2.
+	// Workers is how many migrations Run does at a time, besides those that are Hindered for a reason of their own.
+	// Default: 2.
 	Workers int
 	// Later says of a migration that all others are done before it is begun. Nil: of none.
 	Later func(*migrationv1alpha1.StorageVersionMigration) bool

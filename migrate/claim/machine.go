@@ -64,11 +64,11 @@ const (
 	// permitting reads whether the StorageVersion and the CustomResourceDefinition permit the
 	// rewrite, and at which revision.
 	permitting state = "permitting"
-	// rewriting has the Rewriter write every object that is not in the encoding.
+	// rewriting: the Rewriter writes every object that is not in the encoding.
 	rewriting state = "rewriting"
 	// confirming reads after the last write whether the rewrite counts.
 	confirming state = "confirming"
-	// turning reads the migration anew, at another speed.
+	// turning: the migration is read again, to continue at another speed.
 	turning state = "turning"
 
 	// succeeding writes the result, which may name objects that cannot be migrated.
@@ -81,7 +81,7 @@ const (
 	pausing state = "pausing"
 	// releasing gives the claim up, to a server that can do the migration.
 	releasing state = "releasing"
-	// leaving does nothing: the migration is gone, has ended, or is somebody else's.
+	// leaving: nothing is left to do, because the migration is gone, has finished, or belongs to another server.
 	leaving state = "leaving"
 )
 
@@ -155,8 +155,8 @@ func (w *work) do(ctx context.Context) error {
 	}
 }
 
-// permit reads at which revision the rewrite is permitted. One that ran into the fence, why,
-// although nothing has moved is not to be repeated at once: then why is the error.
+// permit reads the revision at which the rewrite is permitted. If the rewrite ran into the fence (why) although
+// nothing has changed, it must not be repeated at once: then why is the error.
 func (w *work) permit(ctx context.Context, why error) error {
 	again := errors.Is(why, errRedefined) && w.redefined < attempts // somebody may change it all the time
 	if again {
@@ -208,7 +208,7 @@ func (w *work) end(ctx context.Context, at state, last outcome) error {
 	return w.retry(ctx, last.err)
 }
 
-// retry has the work begin again, unless this error is one too many.
+// retry makes the work begin again, unless this error is one too many.
 func (w *work) retry(ctx context.Context, why error) error {
 	if w.c.failed(w.uid) {
 		return w.fail(ctx, &over{migrationv1alpha1.ReasonRewriteFailed, why.Error()})
@@ -233,7 +233,7 @@ func (w *work) release(ctx context.Context) error {
 	return w.c.cfg.Client.Update(ctx, w.m)
 }
 
-// pause says that the migration rests, and lets any server go on with it later.
+// pause writes that the migration is paused, and lets any server resume it later.
 func (w *work) pause(ctx context.Context) error {
 	if !paused(w.m) {
 		status := w.m.Status.DeepCopy()

@@ -70,9 +70,9 @@ func (x *Metrics) observe(w *work, p Progress) {
 	x.rate.WithLabelValues(resource).Set(float64(w.counts(p).ObjectsPerSecond))
 }
 
-// Ended counts a migration that this server has ended: Succeeded, Failed or Aborted. It is
-// to be called by the controller that wrote that, and so once. One that
-// failed because the agreement it was made for is gone was aborted: nothing is wrong.
+// Ended counts a migration that this server has ended: Succeeded, Failed or Aborted. The controller that wrote the end
+// calls it, so that it is counted once. A migration that failed because its agreement is gone counts as aborted:
+// nothing is wrong.
 func (x *Metrics) Ended(m *migrationv1alpha1.StorageVersionMigration, status string) {
 	if x != nil {
 		if failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed); failed != nil && migrationv1alpha1.Superseded(failed.Reason) {

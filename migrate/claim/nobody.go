@@ -58,8 +58,8 @@ func (w *work) tellNobody(ctx context.Context, leases []coordinationv1.Lease) er
 	return nil
 }
 
-// newestOf is the Lease, the first by name, of a server that is as new as any; nil where one of these has
-// not reported everything yet, or one does not tell its version.
+// newestOf returns the Lease, the first by name, of a server of the newest release; nil if one of these servers has
+// not reported everything yet, or if a server's version is not known.
 func newestOf(leases []coordinationv1.Lease) (newest *coordinationv1.Lease) {
 	for i := range leases {
 		lease := &leases[i]

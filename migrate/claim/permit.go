@@ -77,9 +77,8 @@ func leaseOf(leases []coordinationv1.Lease, id agree.ServerID) *coordinationv1.L
 	return nil
 }
 
-// tooOld says why a server may not decode what others have written: it is older than one
-// of them, and could drop fields that it does not know. A server that does not tell its
-// version may be newer than any other.
+// tooOld explains why a server may not decode what others have written: it is older than one of them, and could drop
+// fields that it does not know. A server whose version is not known may be newer than any other.
 func tooOld(leases []coordinationv1.Lease, self agree.ServerID) string {
 	own := leaseOf(leases, self)
 	if own == nil {
@@ -105,10 +104,10 @@ func emulated(lease *coordinationv1.Lease) (*version.Version, error) {
 	return version.ParseGeneric(lease.Annotations[storageversion.EmulationVersionAnnotation])
 }
 
-// permitted reads whether the migration may run here, and returns the revision of the
-// StorageVersion that says so. The error is an *over if it cannot count any more, and
-// wraps errNotOurs if only this server cannot do it. The CustomResourceDefinition is read
-// first and its generation pinned: while it stands, no server turns to another version.
+// permitted checks whether the migration may run here, and returns the revision of the StorageVersion that permits it.
+// The error is an *over if the migration can no longer count, and wraps errNotOurs if only this server cannot do it.
+// The CustomResourceDefinition is read first and its generation pinned: while it stays the same, no server changes to
+// another version.
 func (w *work) permitted(ctx context.Context) (int64, error) {
 	if err := w.checkCRD(ctx); err != nil {
 		return 0, err
@@ -195,7 +194,7 @@ func (w *work) claim(ctx context.Context) error {
 	return nil
 }
 
-// tellStart tells that this server has taken a migration that began before, or not.
+// tellStart writes that this server has taken over a migration; before says whether the migration had begun earlier.
 func (w *work) tellStart(ctx context.Context, before bool) {
 	reason, note := migrationv1alpha1.EventStarted, fmt.Sprintf("%s rewrites %s to %s", w.self, w.gr, w.target.Encoding)
 	if before {

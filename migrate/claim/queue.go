@@ -7,7 +7,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// newQueue returns the queue of the migrations to look at, by name. seen tells what is known of them.
+// newQueue returns the queue of migrations to look at, by name. seen returns the store of known migrations.
 func (c *Controller) newQueue(seen func() cache.Store) workqueue.TypedRateLimitingInterface[string] {
 	order := lanes{soon: workqueue.DefaultQueue[string](), late: workqueue.DefaultQueue[string](), later: func(name string) bool {
 		if c.cfg.Later == nil {
@@ -24,7 +24,7 @@ func (c *Controller) newQueue(seen func() cache.Store) workqueue.TypedRateLimiti
 		})})
 }
 
-// lanes has those that come later wait for all others.
+// lanes makes migrations that come later wait for all others.
 type lanes struct {
 	soon, late workqueue.Queue[string]
 	later      func(name string) bool

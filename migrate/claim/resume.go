@@ -20,11 +20,10 @@ type token struct {
 	Target string `json:"target"`
 	// CRD is the definition by which the objects before the position were converted.
 	CRD CRD `json:"crd,omitzero"`
-	// API says that the position is one of the API engine.
+	// API says that the position belongs to the API engine.
 	API      bool   `json:"api,omitempty"`
 	Position string `json:"position"`
-	// Conflicts are those that were counted until it was written; the token is valid with any
-	// number of them.
+	// Conflicts is the number counted when the token was written; the token is valid with any number of conflicts.
 	Conflicts int64 `json:"conflicts,omitempty"`
 }
 
@@ -64,7 +63,7 @@ func (w *work) saved() token {
 	return saved
 }
 
-// position is where the status says that a rewrite can go on; empty for the beginning.
+// position returns where the status says that a rewrite can resume; empty for the beginning.
 func (w *work) position() string { return w.saved().Position }
 
 // resume takes over what the status says of the objects before the position.
@@ -110,8 +109,8 @@ func (w *work) show(m *migrationv1alpha1.StorageVersionMigration) {
 	m.Status.Failures = w.named(w.last.Checkpoint.Failures)
 }
 
-// named are the first failures of the migration, of which this server met some. One that had
-// to begin again may meet those once more that are named already.
+// named returns the first failures of the migration, including those that this server met. A migration that began
+// again may meet failures that are already named.
 func (w *work) named(met []Failure) []migrationv1alpha1.MigrationFailure {
 	failures := slices.Clone(w.failures)
 	known := sets.New[types.NamespacedName]()

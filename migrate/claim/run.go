@@ -25,8 +25,8 @@ import (
 const (
 	minRetry = 200 * time.Millisecond
 	maxRetry = 15 * time.Second
-	// spares bounds how many migrations are done beside those that get on in nothing for a reason of their own, as
-	// where a conversion webhook hangs, so that these do not hold up all others.
+	// spares limits the migrations that run besides those that make no progress for a reason of their own, such as a
+	// conversion webhook that hangs, so that the latter do not hold up all others.
 	spares = 4
 )
 
@@ -89,7 +89,7 @@ func (c *Controller) beat(ctx context.Context, due <-chan time.Time, then func()
 	}
 }
 
-// hindered counts the migrations that get on in nothing, for reasons of their own.
+// hindered counts the migrations that make no progress, for reasons of their own.
 func (c *Controller) hindered() (n int) {
 	for _, w := range c.works() {
 		if w.hindered.Load() {
@@ -115,8 +115,8 @@ func worthALook(was, is *migrationv1alpha1.StorageVersionMigration, self agree.S
 	return was.Annotations[migrationv1alpha1.ClaimedByAnnotation] != claimer && (claimer == "" || claimer != string(self))
 }
 
-// next does the next migration, but for one that was seen to be gone or ended since it was queued: that is
-// what most polls find. It returns false when there is none any more.
+// next does the next migration, unless it is known to be gone or finished since it was queued, which is the result of
+// most polls. It returns false when the queue is closed.
 func (c *Controller) next(ctx context.Context, queue workqueue.TypedRateLimitingInterface[string], seen cache.Store) bool {
 	name, stop := queue.Get()
 	if stop {
@@ -159,9 +159,9 @@ func (c *Controller) ObserveStorageVersion(sv *apiserverinternalv1alpha1.Storage
 	c.interrupt(errMoved, func(w *work) bool { return w.gr == gr && (gone || judge(sv, w.target) != nil) })
 }
 
-// ObserveDefinition interrupts rewrites under another state of a CustomResourceDefinition: they would not count. Where
-// it stores the same encoding they begin again under it, so that one which waits for a conversion webhook does not wait
-// for one that has been replaced. Seeing an old one does no harm.
+// ObserveDefinition interrupts rewrites that run under another state of a CustomResourceDefinition, because they would
+// not count. If the definition stores the same encoding they begin again, so that a rewrite that waits for a
+// conversion webhook does not wait for one that was replaced. Seeing an old state does no harm.
 func (c *Controller) ObserveDefinition(crd *apiextensionsv1.CustomResourceDefinition) {
 	gr := migrationv1alpha1.ResourceOf(crd)
 	is := CRD{UID: string(crd.UID), Generation: crd.Generation}

@@ -16,10 +16,10 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// statusTries bounds how often a status is written anew after conflicts.
+// statusTries limits how often a status is written again after conflicts.
 const statusTries = 5
 
-// succeed tells the result of a rewrite that is complete.
+// succeed writes the result of a complete rewrite.
 func (w *work) succeed(ctx context.Context, r Result) error {
 	if r.Failed == 0 {
 		message := fmt.Sprintf("%d objects are in %s", r.Done, w.target.Encoding)
@@ -83,8 +83,8 @@ func (w *work) finish(ctx context.Context, t migrationv1alpha1.MigrationConditio
 	return nil
 }
 
-// progress writes how far the rewrite is, from time to time; also where that is nothing new:
-// the Running condition's time tells that it goes on.
+// progress writes the progress of the rewrite from time to time, even if nothing is new: the Running condition's time
+// shows that it goes on.
 func (w *work) progress(ctx context.Context) error {
 	now := w.c.cfg.Clock.Now()
 	if now.Sub(w.shown) < w.c.cfg.ProgressPeriod {
@@ -134,8 +134,8 @@ func (w *work) update(ctx context.Context, change func(*migrationv1alpha1.Storag
 	return fmt.Errorf("write the status: %w", err)
 }
 
-// reread reads the migration anew, but for its status, which nobody else writes. The error is
-// errTaken if it is not this server's any more.
+// reread reads the migration again, except for its status, which nobody else writes. The error is errTaken if it no
+// longer belongs to this server.
 func (w *work) reread(ctx context.Context) error {
 	fresh, err := w.c.get(ctx, w.m.Name)
 	if err != nil {
@@ -174,7 +174,7 @@ func (w *work) setRunning(m *migrationv1alpha1.StorageVersionMigration) {
 	}
 }
 
-// event tells users, and the log. It is a courtesy: an error is only logged.
+// event tells users, and the log. Errors are only logged.
 func (w *work) event(ctx context.Context, kind, reason, note string) {
 	w.c.cfg.Logger.Info("Migration", "event", reason, "migration", w.m.Name, "resource", w.gr.String(), "encoding", string(w.target.Encoding), "note", note)
 	for _, event := range migrationv1alpha1.NewEvents(w.m, string(w.self), kind, reason, note, w.c.cfg.Clock.Now()) {

@@ -22,7 +22,7 @@ var (
 	errMoved = errors.New("the StorageVersion was seen to change")
 	// errRedefined interrupts a rewrite to begin again under the definition as it is now, which stores the same encoding.
 	errRedefined = errors.New("the CustomResourceDefinition was seen to change")
-	// errTaken ends the work on a migration that is gone, ended, or somebody else's.
+	// errTaken ends the work on a migration that is gone, has finished, or belongs to another server.
 	errTaken = errors.New("the migration is not this server's any more")
 	// errSpeed interrupts a rewrite to go on at another speed.
 	errSpeed = errors.New("the migration is to go on at another speed")
@@ -41,31 +41,32 @@ type work struct {
 
 	// revision is the StorageVersion's that permitted the work, 0 before one did.
 	revision int64
-	// pin is set when the CustomResourceDefinition is first read, and set anew only where the rewrite begins again for
-	// its change, redefined times; it is zero where there is none.
+	// pin is set when the CustomResourceDefinition is first read, and set again only when the rewrite begins again
+	// because of its change, redefined times; it is zero if there is no definition.
 	pin       *CRD
 	redefined int
 	// engine is chosen when the work is first permitted, and not changed after.
 	engine engine
-	// versions are those in which the resource may be served.
+	// versions are the versions in which the resource may be served.
 	versions []string
 	// began is when this server began, shown when it last wrote the progress.
 	began, shown time.Time
 	// base is how many objects were done where it began, and done the most that were shown.
 	base, done int64
-	// resumed says that it went on where another run of the migration was.
+	// resumed says that the work continued where an earlier run of the migration was.
 	resumed bool
 	// speed is that of the rewrite, and under the pin that it has, guarded by the Controller.
 	speed speed
 	under *CRD
-	// mu is held by every part of a rewrite that changes the work: it is told of progress, asked for
-	// the permission, or given a beat.
+	// mu is held by every part of a rewrite that changes the work: progress reports, questions for the permission, and
+	// heartbeats.
 	mu sync.Mutex
-	// tell writes the progress when it is time to; nil while nothing is rewritten.
+	// tell writes the progress when it is due; nil while nothing is rewritten.
 	tell func()
-	// forbidden says that it was logged that the right to write the progress is missing.
+	// forbidden says that a missing right to write the progress was already logged.
 	forbidden bool
-	// last is the newest progress; nil before there is one. hindered says of it that nothing gets on, for a reason of its own.
+	// last is the newest progress; nil before there is one. hindered says that the migration makes no progress, for a
+	// reason of its own.
 	last     *Progress
 	hindered atomic.Bool
 	// counted is the progress of this migration that the metrics have counted, with the progress
@@ -139,7 +140,7 @@ func (w *work) telling(tell func()) {
 	w.tell = tell
 }
 
-// reported is told the progress that a Rewriter reports.
+// reported handles a progress report of a Rewriter.
 func (w *work) reported(p Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -176,7 +177,7 @@ func (w *work) refence(ctx context.Context) (int64, error) {
 	return revision, err
 }
 
-// speed is the speed at which a migration is to be done; negative: as the server's flags say.
+// speed is the speed of a migration; negative values mean the server's flags.
 type speed struct {
 	perSecond int64
 	latency   time.Duration

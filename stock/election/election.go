@@ -34,10 +34,10 @@ var errDeposed = errors.New("the election was lost: another process works on")
 // Config is what an Election needs.
 type Config struct {
 	Kube kubernetes.Interface
-	// Namespace has the Lease of the election, and Instance is who this process is there.
+	// Namespace has the Lease of the election, and Instance is the holder identity of this process.
 	Namespace, Instance string
 	Clock               clock.PassiveClock
-	// Await tries until it works, tells why it does not, and returns ctx's error.
+	// Await repeats try until it succeeds, logs why it does not, and returns ctx's error.
 	Await func(ctx context.Context, try func(context.Context) error) error
 	// Lead works until ctx ends.
 	Lead func(ctx context.Context) error
@@ -49,11 +49,11 @@ type Election struct {
 	ballot ballot
 }
 
-// New returns one that has not begun.
+// New returns an Election that has not begun.
 func New(config Config) *Election { return &Election{config: config} }
 
-// Campaign runs for election while nobody is elected in another namespace, and leads once. It returns when ctx ends, or the
-// election is lost: then the process should end.
+// Campaign runs for election once no process is elected in another namespace, and leads once. It returns when ctx ends
+// or the election is lost; then the process should end.
 func (e *Election) Campaign(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -97,7 +97,8 @@ func (e *Election) Campaign(ctx context.Context) error {
 	}
 }
 
-// ballot is the Lease of the election. It remembers that a right on it is missing, without which nobody is elected.
+// ballot is the Lease of the election. It records missing rights on the Lease, without which this process cannot be
+// elected.
 type ballot struct {
 	resourcelock.Interface
 

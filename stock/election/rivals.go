@@ -23,7 +23,8 @@ type rivals struct {
 	// namespace is where this process is elected.
 	namespace string
 	clock     clock.PassiveClock
-	// renewed tells of each namespace what its Lease says, and since when it has said that: clocks differ.
+	// renewed holds, for each namespace, the time in its Lease and since when the Lease has had that time, because
+	// clocks differ.
 	renewed map[string]renewal
 }
 
@@ -32,7 +33,7 @@ type renewal struct {
 	at   time.Time
 }
 
-// errRival says that another process is elected elsewhere.
+// errRival says that another process is elected in another namespace.
 var errRival = errors.New("another process is elected in another namespace")
 
 func (e *Election) newRivals() *rivals {
@@ -43,8 +44,8 @@ func (e *Election) newRivals() *rivals {
 // are to have no say in this.
 var usual = []string{metav1.NamespaceSystem, "concord-system"}
 
-// none says who is elected in another of the usual namespaces; only in those that go before this process's, if
-// first is set: of two that were elected at once one has to give way.
+// none returns an error that names the process that is elected in another of the usual namespaces. With first it looks
+// only in the namespaces that precede this process's: of two processes that were elected at once, one has to give way.
 func (r *rivals) none(ctx context.Context, first bool) error {
 	for _, namespace := range usual {
 		if namespace == r.namespace {
@@ -67,7 +68,7 @@ func (r *rivals) none(ctx context.Context, first bool) error {
 	return nil
 }
 
-// holder is who holds a Lease, as far as that one was seen to renew it; none else.
+// holder returns the holder of a Lease, if the Lease was seen to be renewed; otherwise "".
 func (r *rivals) holder(lease *coordinationv1.Lease) string {
 	now, said := r.clock.Now(), ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{})
 	known, ok := r.renewed[lease.Namespace]
@@ -81,7 +82,8 @@ func (r *rivals) holder(lease *coordinationv1.Lease) string {
 	return ptr.Deref(lease.Spec.HolderIdentity, "")
 }
 
-// leadAlone leads until another process is elected elsewhere that goes before this one. r knows who was there before.
+// leadAlone leads until another process is elected in a namespace that precedes this one. r knows the processes that
+// were there before.
 func (e *Election) leadAlone(ctx context.Context, r *rivals) error {
 	if err := r.none(ctx, true); errors.Is(err, errRival) {
 		return err

@@ -9,8 +9,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// Invert finds the version that discovery's storageVersionHash is of, among those that the
-// kind is known in.
+// Invert returns the version to which discovery's storageVersionHash belongs, among the known versions of the kind.
 func Invert(hash, kind string, known []schema.GroupVersion) (agree.Encoding, bool) {
 	i := slices.IndexFunc(known, func(gv schema.GroupVersion) bool {
 		return migrationv1alpha1.StorageVersionHash(gv.WithKind(kind)) == hash

@@ -23,7 +23,7 @@ const (
 
 // InTree is the observed state of kube-controller-manager's own migrator.
 type InTree struct {
-	// Off says that it does no migrations: they can be done by others.
+	// Off says that the migrator does no migrations, so that others can do them.
 	Off bool
 	// Why says what was seen, or what is waited for.
 	Why string
@@ -58,7 +58,7 @@ func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrat
 		m := &all[i]
 		begin, end := m.CreationTimestamp.Time, endOf(m)
 		kept := keptFrom(m)
-		// When others took one that was made before since is not known.
+		// It is not known when others took over a migration that was created before since.
 		if !touched(m).IsZero() || !kept.IsZero() && begin.Before(since) {
 			continue
 		}

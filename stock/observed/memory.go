@@ -25,16 +25,16 @@ const settling = "all kube-apiservers store "
 // Settling says whether the reason why a resource is not agreed on, Resource.Why, passes by itself.
 func Settling(why string) bool { return strings.HasPrefix(why, settling) }
 
-// Memory collects the answers of kube-apiservers, round by round, in place of the StorageVersions
-// of servers that report. Each resource has a uid, which tells since when rounds were made
-// without a gap, and a History of encodings.
+// Memory collects the answers of kube-apiservers, round by round. It takes the place of the StorageVersions of servers
+// that report. Each resource has a uid, which identifies a time without gaps between rounds, and a History of
+// encodings.
 type Memory struct {
 	config Config
-	// processes are those that had a Lease in the last full round, and whether they ever answered.
+	// processes are the processes that had a Lease in the last full round, and whether they ever answered.
 	processes map[Process]bool
-	// silent says that one of them was asked in vain in a round.
+	// silent says that one of them did not answer in a round.
 	silent bool
-	// anew is why built-in resources began anew in the last round; empty if none did.
+	// anew explains why built-in resources began again in the last round; empty if none did.
 	anew      string
 	resources map[schema.GroupResource]*resource
 }
@@ -44,13 +44,12 @@ type Config struct {
 	// Settle is for how long all have to store one version before that counts: requests that
 	// are under way may still write another one. It is longer than requests may take.
 	Settle time.Duration
-	// Gap is the time between two rounds from which on nobody is said to have looked meanwhile: an agreement of
-	// before has to settle anew, and everything to be migrated and proven once more as after a silence. It is
-	// longer than rounds are apart; 0: there is no such time.
+	// Gap is the time between two rounds after which nobody counts as having looked: an earlier agreement has to
+	// settle again, and everything to be migrated and proven once more, as after a silence. It is longer than the time
+	// between rounds; 0: there is no such time.
 	Gap time.Duration
-	// States are the StorageStates from before. One whose heartbeat is older than
-	// evolve.DiscoveryPeriod says nothing of the time since: its resource begins anew
-	// (KEP-2343).
+	// States are the StorageStates from before. A StorageState whose heartbeat is older than evolve.DiscoveryPeriod
+	// says nothing about the time since, and its resource begins again (KEP-2343).
 	States map[schema.GroupResource]evolve.State
 }
 
@@ -71,10 +70,10 @@ type resource struct {
 	asked time.Time
 	// agreed is the epoch at which there was a Common last, 0 if there was none.
 	agreed int64
-	// inherited says that agreed is from before the start, and nobody was asked since: all who had a
-	// Lease answered then, but which they were is not known.
+	// inherited says that agreed is from before the start, and that nobody was asked since: all processes with a Lease
+	// answered at that time, but it is not known which these were.
 	inherited bool
-	// silent says that a process was asked in vain in a round before those in which the resource was shown.
+	// silent says that a process did not answer in a round before those in which the resource was shown.
 	silent bool
 }
 
@@ -92,8 +91,8 @@ type Resource struct {
 	Why string
 }
 
-// Anew says why built-in resources began anew in the last round, so that they are migrated and proven once more; empty
-// if none did.
+// Anew explains why built-in resources began again in the last round, so that they are migrated and proven once more;
+// empty if none did.
 func (m *Memory) Anew() string { return m.anew }
 
 // Of returns the record of a resource.
@@ -110,7 +109,7 @@ func (m *Memory) Resources() []schema.GroupResource {
 	return slices.SortedFunc(maps.Keys(m.resources), func(a, b schema.GroupResource) int { return cmp.Compare(a.String(), b.String()) })
 }
 
-// Observe takes a round in and returns the resources of which something else is known now.
+// Observe records a round and returns the resources about which something has changed.
 func (m *Memory) Observe(r Round) []schema.GroupResource {
 	unseen := m.unseen(r)
 	if m.anew = ""; len(unseen) > 0 {
@@ -163,7 +162,7 @@ func (m *Memory) Found(gr schema.GroupResource, stored []agree.Encoding) (known 
 	return true
 }
 
-// concerned are the resources that a round tells of, in their order.
+// concerned returns the resources that a round is about, in their order.
 func (m *Memory) concerned(r Round) []schema.GroupResource {
 	if len(r.Only) > 0 {
 		return r.Only
@@ -185,8 +184,8 @@ func (m *Memory) concerned(r Round) []schema.GroupResource {
 	return slices.SortedFunc(maps.Keys(all), func(a, b schema.GroupResource) int { return cmp.Compare(a.String(), b.String()) })
 }
 
-// foreign says whether a resource is another view of objects that are stored, and migrated,
-// under another group, as events.k8s.io/events is of the core group's: all who told store it so.
+// foreign reports whether a resource is another view of objects that are stored, and migrated, under another group, as
+// events.k8s.io/events is of the core group's events: all replicas that reported it store it like that.
 func foreign(gr schema.GroupResource, reports []agree.Report) bool {
 	return len(reports) > 0 && !slices.ContainsFunc(reports, func(r agree.Report) bool {
 		gv, err := schema.ParseGroupVersion(string(r.Encoding))
@@ -194,8 +193,8 @@ func foreign(gr schema.GroupResource, reports []agree.Report) bool {
 	})
 }
 
-// unseen returns the processes that had a Lease and are gone without ever having answered:
-// nobody knows what they wrote. Only a full round can tell.
+// unseen returns the processes that had a Lease and are gone without ever having answered: it is not known what they
+// wrote. Only a full round can show this.
 func (m *Memory) unseen(r Round) []Process {
 	if len(r.Only) > 0 {
 		return nil
@@ -251,8 +250,8 @@ func Kept(state evolve.State, now time.Time) bool {
 	return ok && fresh(state.Heartbeat, now)
 }
 
-// fresh says whether a heartbeat tells of the time until now. One that is ahead was written with another
-// clock, and does not tell when that was.
+// fresh reports whether a heartbeat covers the time until now. A heartbeat in the future was written with another
+// clock, and its time is not known.
 func fresh(heartbeat, now time.Time) bool {
 	return heartbeat.Sub(now) <= evolve.DiscoveryPeriod && !evolve.Recreate(heartbeat, now)
 }
@@ -294,8 +293,8 @@ func (k *resource) goOn(state evolve.State, definition Definition) {
 	}
 }
 
-// gap is for how long nobody had looked when a round began, by either clock: where a host is suspended one of them
-// stops.
+// gap returns how long nobody had looked when a round began, by whichever clock shows more: on a suspended host one of
+// them stops.
 func (k *resource) gap(r Round) time.Duration {
 	if k.asked.IsZero() {
 		return 0
@@ -303,8 +302,8 @@ func (k *resource) gap(r Round) time.Duration {
 	return max(r.Began.Sub(k.asked), r.Began.Round(0).Sub(k.asked.Round(0)))
 }
 
-// anew is a built-in resource after a time in which nobody looked that is longer than a heartbeat tells of, as it
-// begins after a start (KEP-2343).
+// anew returns a built-in resource as it begins after a start (KEP-2343), for use after a time without rounds that is
+// longer than a heartbeat covers.
 func (k *resource) anew(r Round) *resource {
 	before, _ := ParseUID(k.UID)
 	begun := Begun{At: r.Began, Release: r.Release(), Same: k.Common != "" && before.Release == r.Release()}

@@ -27,16 +27,15 @@ type Process struct {
 // Replica is a kube-apiserver process, as its identity Lease describes it.
 type Replica struct {
 	Process
-	// Address is where the process is reached, "host:port"; empty if nobody knows. Nowhere says why
-	// it is known not to be reached by itself; may be empty.
+	// Address is where the process is reached, "host:port"; empty if that is not known. Nowhere explains why it cannot
+	// be reached on its own; may be empty.
 	Address, Nowhere string
 	// Renewed is when the Lease was last renewed, Lasts how long it lasts then.
 	Renewed time.Time
 	Lasts   time.Duration
 }
 
-// Alive returns the replicas whose Lease has not run out, by name. A Lease that does not tell
-// its times has not.
+// Alive returns the replicas whose Lease has not run out, by name. A Lease without times has not run out.
 func Alive(replicas []Replica, now time.Time) []Replica {
 	alive := slices.DeleteFunc(slices.Clone(replicas), func(r Replica) bool {
 		return !r.Renewed.IsZero() && r.Lasts > 0 && r.Renewed.Add(r.Lasts).Before(now)
@@ -45,11 +44,11 @@ func Alive(replicas []Replica, now time.Time) []Replica {
 	return alive
 }
 
-// Apart takes the address from replicas that have it in common, such as that of a load balancer in front of
-// all: who answers there is any one of them, and does not say which.
+// Apart removes the address from replicas that share it, such as that of a load balancer in front of all: any one of
+// them may answer there, and the answer does not say which.
 //
-// A crash leaves a Lease over, and what has the address since may be the only one that lives. Nothing tells
-// that from a replica that is paused, or whose clock differs: somebody has to delete the Lease that is left.
+// A crash leaves a Lease behind, so that the process at the address may be the only live one. This cannot be
+// distinguished from a replica that is paused, or whose clock differs: somebody has to delete the Lease.
 func Apart(replicas []Replica) []Replica {
 	apart := slices.Clone(replicas)
 	for i, r := range replicas {
@@ -82,8 +81,8 @@ type Answer struct {
 	Unanswered map[schema.GroupVersion]string
 }
 
-// unanswered is why the answer does not tell of a resource, if it does not. Of a custom resource the versions of its
-// definition do: others of the group are other resources', or another program serves them.
+// unanswered explains why the answer does not cover a resource; "" if it does. For a custom resource only the versions
+// of its definition matter: other versions of the group belong to other resources, or another program serves them.
 func (a Answer) unanswered(gr schema.GroupResource, definition Definition) string {
 	for _, gv := range slices.SortedFunc(maps.Keys(a.Unanswered), func(x, y schema.GroupVersion) int { return cmp.Compare(x.String(), y.String()) }) {
 		if gv.Group == gr.Group && (len(definition.Versions) == 0 || slices.Contains(definition.Versions, gv)) {
@@ -102,7 +101,7 @@ func RevisionOf(uid string, generation int64) Revision {
 	return Revision(fmt.Sprintf("%s/%d", uid, generation))
 }
 
-// replaces says whether it is of another definition than one of before, under the same name.
+// replaces reports whether the revision belongs to another definition than an earlier one of the same name.
 func (r Revision) replaces(before Revision) bool {
 	uid, _, known := strings.Cut(string(r), "/")
 	was, _, told := strings.Cut(string(before), "/")
@@ -115,10 +114,10 @@ type Definition struct {
 	// Stores is the version that it says to store, Versions are all that it has.
 	Stores   agree.Encoding
 	Versions []schema.GroupVersion
-	// NotServed says that it is established, and does not serve the version that it stores: the discovery of every
-	// kube-apiserver shows the other versions, and does not tell which one is stored.
+	// NotServed says that the definition is established but does not serve its storage version: the discovery of every
+	// kube-apiserver shows the other versions only, and not which one is stored.
 	NotServed bool
-	// Stored are those of its status.storedVersions.
+	// Stored are the versions in status.storedVersions.
 	Stored []agree.Encoding
 	// Said are the versions that it said to store since the last round.
 	Said []agree.Encoding
@@ -144,7 +143,7 @@ type Round struct {
 type Verdict struct {
 	// Reports hold the encoding that each replica was seen to write, by name.
 	Reports []agree.Report
-	// Encoding is the one that all replicas write; empty if that is not known.
+	// Encoding is the encoding that all replicas write; empty if that is not known.
 	Encoding agree.Encoding
 	// Why is why it is not, with every replica that stands in the way; empty otherwise.
 	Why string
@@ -220,7 +219,7 @@ func (r Round) answer(replica Replica, about ...schema.GroupResource) (Answer, s
 	}
 }
 
-// inVain says whether a replica that has a Lease was asked, and did not answer about one of these resources.
+// inVain reports whether a replica with a Lease was asked and did not answer about one of these resources.
 func (r Round) inVain(replica Replica, about ...schema.GroupResource) bool {
 	_, asked := r.Answers[replica.Process]
 	_, why := r.answer(replica, about...)

@@ -11,8 +11,8 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// Lingers is for how long a process is waited for that has no Lease any more and does not answer: nobody can tell
-// a host that is gone from one that is silent. For as long a process counts as several after its Lease told two
+// Lingers is how long a process without a Lease that does not answer is waited for, because a host that is gone cannot
+// be distinguished from a silent one. A process also counts as several for this long after its Lease showed two
 // addresses.
 const Lingers = 10 * time.Minute
 
@@ -23,26 +23,26 @@ const Drains = time.Minute
 
 // Places remembers where processes were reached. The zero value knows none.
 //
-// A kube-apiserver that ends deletes its Lease first, since 1.37, and serves on for a while. So one whose Lease
-// is gone stays among the replicas, at its last address, until nobody can be there any more.
+// Since 1.37 a kube-apiserver that shuts down deletes its Lease first, and serves on for a while. So a process whose
+// Lease is gone stays among the replicas, at its last address, until it can no longer be there.
 //
-// kube-apiservers of one hostname share a Lease: its holder stays, and its address is that of the one that renewed
-// it last.
+// kube-apiservers with the same hostname share a Lease: the holder stays the same, and the address is that of the one
+// that renewed it last.
 type Places struct {
 	known map[Process]*place
 }
 
 type place struct {
 	Replica
-	// told are the addresses of its Lease, with the time when each was seen last.
+	// told holds the addresses of the process's Lease, with the time when each was last seen.
 	told map[string]time.Time
 	// gone is since when it has no Lease, refused since when its host refuses connections, too; zero while that
 	// is not so.
 	gone, refused time.Time
 }
 
-// Take notes the replicas that have Leases now, and returns them with those that are to be asked all the same, by
-// name.
+// Take records the replicas that have Leases now, and returns them together with those that have to be asked
+// nevertheless, by name.
 func (p *Places) Take(replicas []Replica, now time.Time) []Replica {
 	if p.known == nil {
 		p.known = map[Process]*place{}
@@ -81,7 +81,7 @@ func (p *Places) Take(replicas []Replica, now time.Time) []Replica {
 	return all
 }
 
-// replica returns the replica as it is to be asked: nowhere if its Lease has told several addresses.
+// replica returns the replica as it should be asked: without an address if its Lease has shown several.
 func (k *place) replica(now time.Time) Replica {
 	maps.DeleteFunc(k.told, func(_ string, at time.Time) bool { return now.Sub(at) >= Lingers })
 	r := k.Replica

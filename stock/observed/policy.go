@@ -45,14 +45,14 @@ func ParsePruneAfter(text string) (time.Duration, error) {
 type Settings struct {
 	// PruneAfter is how long storedVersions are kept after the proof; Never: always.
 	PruneAfter time.Duration
-	// BestEffort says that kube-apiservers are not asked one by one: it is not known what all of
-	// them store, and storedVersions are pruned only where the annotation says when.
+	// BestEffort says that kube-apiservers are not asked one by one: it is not known what all of them store, and
+	// storedVersions are pruned only when the annotation says so.
 	BestEffort bool
-	// BuiltIn says that resources are migrated by themselves also if they are not custom ones.
+	// BuiltIn says that resources other than custom resources are also migrated automatically.
 	BuiltIn bool
 }
 
-// events end by themselves within their time to live, and a write begins it anew.
+// events expire by themselves within their time to live, which a write would restart.
 var events = schema.GroupResource{Resource: "events"}
 
 // Policy says what the trigger may do by itself. annotations are those of the definition;
@@ -73,7 +73,7 @@ func Policy(o evolve.Observation, annotations map[string]string, s Settings, loo
 	return p
 }
 
-// manual says why a built-in resource is migrated only if somebody asks; empty if it is not so.
+// manual explains why a built-in resource is migrated only if somebody asks; empty if it is migrated automatically.
 func manual(o evolve.Observation, s Settings) string {
 	switch {
 	case !s.BuiltIn:
@@ -112,8 +112,8 @@ func prune(o evolve.Observation, annotations map[string]string, s Settings, look
 	return "", max(0, proven(o, looked).Add(after).Sub(o.Now))
 }
 
-// Prunes says how long after the proof a definition's own annotation has its storedVersions pruned, if it
-// tells, and why it has them not pruned at all: it says never, or nothing that is understood.
+// Prunes returns how long after the proof a definition's annotation wants its storedVersions pruned, if it says so,
+// and why not at all: the annotation is never, or cannot be parsed.
 func Prunes(annotations map[string]string) (after time.Duration, told bool, why string) {
 	text, told := annotations[PruneAnnotation]
 	if !told {

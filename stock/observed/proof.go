@@ -14,7 +14,7 @@ import (
 type Outcome int
 
 const (
-	// Same: its resourceVersion stayed. So the stored bytes are those that this replica writes.
+	// Same: the resourceVersion did not change. So the stored bytes are those that this replica writes.
 	Same Outcome = iota
 	// Moved: the replica wrote something else than was stored.
 	Moved
@@ -32,20 +32,20 @@ type Probe struct {
 	Detail string
 }
 
-// Twice is a replica that is asked twice in a row, after an object has moved, to tell why.
+// Twice is the result of asking a replica twice in a row after an object has changed, to find out why.
 type Twice struct {
 	Replica agree.ServerID
 	First   Outcome
-	// Unsteady says that the second patch changed the very bytes that the replica had written itself: nobody else
-	// wrote the object between, and no answer was lost.
+	// Unsteady says that the second patch changed the very bytes that the replica had written itself: no other client
+	// wrote the object in between, and no answer was lost.
 	Unsteady bool
 }
 
 // Examined is an object with the outcomes of the patches that it was examined by.
 type Examined struct {
 	types.NamespacedName
-	// Probes are in the order in which replicas were asked; after one that moved it, or
-	// refused, no other is.
+	// Probes are in the order in which the replicas were asked; after a probe that changed the object, or was refused,
+	// no other replica is asked.
 	Probes []Probe
 	// Again are the outcomes of all replicas afterwards.
 	Again []Twice
@@ -94,9 +94,9 @@ func (e Examined) Cause() Cause {
 type Proof struct {
 	// Checked are the objects that were examined.
 	Checked int
-	// Failed are the objects that moved or were refused, Moved those that moved, Unsteady those of them that admission
-	// changes at every write, and Named the first by name.
-	// Invariant: len(Named) = min(Failed, maxTold), and Named is sorted.
+	// Failed counts the objects that changed or were refused, Moved those that changed, and Unsteady those of them
+	// that admission changes at every write. Named has the first by name. Invariant: len(Named) = min(Failed,
+	// maxTold), and Named is sorted.
 	Failed   int
 	Moved    int
 	Unsteady int
@@ -126,7 +126,7 @@ func (p *Proof) Add(e Examined) {
 // Holds says whether nothing moved.
 func (p Proof) Holds() bool { return p.Failed == 0 }
 
-// String tells it to people.
+// String describes the proof to people.
 func (p Proof) String() string {
 	if p.Holds() {
 		return fmt.Sprintf("no empty patch of %d objects changed what is stored", p.Checked)

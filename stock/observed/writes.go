@@ -7,14 +7,14 @@ import (
 )
 
 const (
-	// chunk is how many revisions the writes have of which two bytes tell the place.
+	// chunk is the number of revisions in a chunk, in which two bytes identify a write.
 	chunk = 1 << 16
 	// maxOwnWrites bounds how many writes are remembered, in some 10 MiB.
 	maxOwnWrites = 1 << 22
 )
 
-// OwnWrites tells the writes of a migration from those of others by their resourceVersions, which no two
-// writes share. Those of one migration lie close together, however much others write.
+// OwnWrites distinguishes the writes of a migration from those of other clients by their resourceVersions, which no
+// two writes share. Those of one migration lie close together, however much other clients write.
 type OwnWrites struct {
 	// since is the resourceVersion from before all of them; 0 if it is not known.
 	since uint64
@@ -25,14 +25,15 @@ type OwnWrites struct {
 	n      int
 }
 
-// NewOwnWrites returns one that knows none yet. since is a resourceVersion from before all of them; empty if it is not known.
+// NewOwnWrites returns an empty OwnWrites. since is a resourceVersion from before all of the writes; empty if it is
+// not known.
 func NewOwnWrites(since string) *OwnWrites {
 	w := &OwnWrites{chunks: map[uint64][]uint16{}}
 	w.since, _ = strconv.ParseUint(since, 10, 64) // 0 if it is none
 	return w
 }
 
-// Add remembers a write. One that is too many counts as somebody else's, and is examined.
+// Add records a write. A write that is one too many counts as another client's, and is examined.
 func (w *OwnWrites) Add(resourceVersion string) {
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil || rv <= w.since {
@@ -47,7 +48,7 @@ func (w *OwnWrites) Add(resourceVersion string) {
 	}
 }
 
-// Later says whether somebody else has written an object since then, or may have.
+// Later reports whether another client has written an object since then, or may have.
 func (w *OwnWrites) Later(resourceVersion string) bool {
 	rv, err := strconv.ParseUint(resourceVersion, 10, 64)
 	if err != nil {

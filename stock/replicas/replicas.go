@@ -52,7 +52,7 @@ type Config struct {
 	// Kube is a client of any of them, Rest the configuration of clients of each: all but its address.
 	Kube kubernetes.Interface
 	Rest *rest.Config
-	// Override are addresses by Lease; "" is for those that it does not name.
+	// Override are addresses by the name of the Lease; "" is for kube-apiservers without an entry.
 	Override map[string]string
 	// Together says that replicas cannot be asked one by one, but only all behind one address.
 	Together bool
@@ -65,7 +65,7 @@ type Config struct {
 // Asker finds kube-apiservers and asks each of them.
 type Asker struct {
 	Config
-	// uncounted tells once that endpoints cannot be read.
+	// uncounted makes it be logged only once that endpoints cannot be read.
 	uncounted sync.Once
 
 	mu     sync.Mutex
@@ -74,7 +74,7 @@ type Asker struct {
 	clients map[string]clients
 }
 
-// New returns one that knows no kube-apiserver yet.
+// New returns an Asker that knows no kube-apiserver yet.
 func New(c Config) *Asker { return &Asker{Config: c, clients: map[string]clients{}} }
 
 // clients are for one replica.
@@ -142,7 +142,7 @@ func (a *Asker) Find(ctx context.Context) (Found, error) {
 // anyReplica stands for the replica that answers behind one address of all.
 const anyReplica = "any-kube-apiserver"
 
-// together makes one replica of all. It is another one when one of them is.
+// together makes one replica of all. It is a different one when any of them changes.
 func together(replicas []observed.Replica) []observed.Replica {
 	var holders []string
 	for _, r := range replicas {
@@ -258,8 +258,8 @@ func (a *Asker) client(address string) (c clients, err error) {
 	return c, nil
 }
 
-// Ask asks a replica how it stores resources; those of some groups if they are given. remote are
-// the group/versions that other programs serve.
+// Ask asks a replica how it stores resources; only those of some groups if only is given. remote are the
+// group/versions that other programs serve.
 func (a *Asker) Ask(ctx context.Context, r observed.Replica, only sets.Set[string], remote map[schema.GroupVersion]bool) observed.Answer {
 	if r.Address == "" && !a.Together {
 		a.missed(r, false)
@@ -286,7 +286,7 @@ func (a *Asker) missed(r observed.Replica, refused bool) {
 	a.places.Missed(r.Process, refused, a.Clock.Now())
 }
 
-// isTimeout says whether an error is one of time.
+// isTimeout reports whether an error is a timeout.
 func isTimeout(err error) bool {
 	var timeout interface{ Timeout() bool }
 	return errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
@@ -316,8 +316,9 @@ func brief(err error) string {
 	return streamID.ReplaceAllString(err.Error(), "")
 }
 
-// discover returns a replica's answer, and of how many group/versions it was asked; 0: it did not tell which it has. Of
-// some groups, those count for which it answers; who asks about everything needs all of them.
+// discover returns a replica's answer, and how many group/versions it was asked about; 0 if it did not say which it
+// has. If only some groups are asked about, those that it answers for count; a question about everything needs all of
+// them.
 func (a *Asker) discover(ctx context.Context, address string, only sets.Set[string], remote map[schema.GroupVersion]bool) (answer observed.Answer, asked int, err error) {
 	c, err := a.client(address)
 	if err != nil {
@@ -358,8 +359,8 @@ func (a *Asker) discover(ctx context.Context, address string, only sets.Set[stri
 	return answer, len(versions), nil
 }
 
-// resources asks for the resources of group/versions, some at a time; nil for those that have gone. In all they may
-// take half as long again as a single request: looks at single resources wait for it.
+// resources asks for the resources of group/versions, some at a time; nil for those that have gone. All of them
+// together may take half as long again as a single request, because looks at single resources wait for it.
 func (a *Asker) resources(ctx context.Context, c clients, versions []schema.GroupVersion) ([]*metav1.APIResourceList, []error) {
 	ctx, cancel := context.WithTimeout(ctx, a.Timeout*3/2)
 	defer cancel()
