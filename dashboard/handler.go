@@ -32,8 +32,8 @@ type Config struct {
 }
 
 const (
-	// linger is how long a cluster is watched after the last viewer has gone: a viewer who loads the page
-	// anew does not wait for its lists.
+	// linger is how long a cluster is watched after the last viewer has left, so that a viewer who reloads the page
+	// does not wait for its lists.
 	linger = time.Minute
 	// leastGap and mostGap bound the time between two pictures. Between them making pictures
 	// takes no more than a part of the time.
@@ -44,8 +44,8 @@ const (
 // Stream is where the page gets its events, below where the Handler is mounted.
 const Stream = "/page/stream"
 
-// Handler serves the page at "/", the page's files below "/page/" and its events at Stream.
-// It watches the cluster only while somebody looks.
+// Handler serves the page at "/", the page's files below "/page/" and its events at Stream. It watches the cluster
+// only while there are viewers.
 type Handler struct {
 	config  Config
 	cluster *cluster
@@ -66,7 +66,7 @@ type snapshot struct {
 	// partial says that the cluster is still being read, and that there are no rows yet.
 	partial bool
 	rows    map[string]string
-	// order are the rows' names as they are to be shown.
+	// order holds the rows' names in display order.
 	order []string
 	// replaced is closed when there is a newer one.
 	replaced chan struct{}
@@ -114,7 +114,7 @@ func readPages(files fs.FS) (map[string]page, error) {
 	return pages, err
 }
 
-// policy lets the page load nothing but its own files, and nobody frame it.
+// policy allows the page to load only its own files, and nobody to embed it.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
 
 // ServeHTTP implements http.Handler.
@@ -163,7 +163,7 @@ func (h *Handler) look(viewers int) {
 	go workers.Loop(ctx, "dashboard", h.follow)
 }
 
-// doze stops watching the cluster, if nobody looks.
+// doze stops watching the cluster if there are no viewers.
 func (h *Handler) doze() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

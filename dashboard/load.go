@@ -16,8 +16,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// clients is how fast the server that was asked answered requests for resources lately, but for
-// watches. The requests of controllers and of the server itself count too.
+// clients is how fast the server that was asked answered requests for resources lately, except for watches. Requests
+// of controllers and of the server itself are included.
 type clients struct {
 	// P99Seconds is the time within which 99 % were answered: the upper end of the histogram's
 	// bucket, so no less than it was.
@@ -37,10 +37,10 @@ const (
 	fewest = 100
 )
 
-// loads has the figures that were read of metrics, which are a sum since the process began.
+// loads has the figures that were read from metrics, which are sums since the process began.
 type loads struct {
 	last load
-	// now is nil where nobody migrates, or it is not known.
+	// now is nil if no migration runs, or it is not known.
 	now *clients
 }
 

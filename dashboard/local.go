@@ -9,9 +9,9 @@ import (
 	"strings"
 )
 
-// Local is a Handler on the loopback of a machine that others use too, with somebody's
-// credentials: only those who know the URL may look. The token is in the path, and not in a cookie,
-// which a browser also sends to other ports of the same address.
+// Local is a Handler on the loopback interface of a machine that others use, too, with one user's credentials: only
+// those who know the URL may open it. The token is in the path and not in a cookie, because a browser sends cookies to
+// other ports of the same address as well.
 type Local struct {
 	pages http.Handler
 	hosts []string
@@ -27,9 +27,8 @@ func NewLocal(pages http.Handler, at net.Addr) *Local {
 // URL is where the page is.
 func (l *Local) URL() string { return "http://" + l.hosts[0] + "/" + l.token + "/" }
 
-// ServeHTTP implements http.Handler. A Host that is not the address is a name that somebody
-// else has made to lead here (DNS rebinding); an Origin that is not is a page of somebody
-// else's.
+// ServeHTTP implements http.Handler. A Host header other than the address is a name that somebody has pointed here
+// (DNS rebinding); another Origin belongs to a page of another site.
 func (l *Local) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if origin := r.Header.Get("Origin"); !slices.Contains(l.hosts, r.Host) || origin != "" && origin != "http://"+r.Host {
 		http.Error(w, "this page is not for other sites", http.StatusForbidden)

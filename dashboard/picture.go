@@ -17,7 +17,7 @@ import (
 // shown bounds the lists of a picture: of more problems the first are shown.
 const shown = 100
 
-// picture is all that the page shows, but for the rows of its table.
+// picture is everything that the page shows, except for the rows of its table.
 type picture struct {
 	// Of names the cluster.
 	Of       string `json:"of"`
@@ -26,7 +26,7 @@ type picture struct {
 	Servers  []status.Server  `json:"servers"`
 	Counts   status.Counts    `json:"resources"`
 	Problems []status.Problem `json:"problems"`
-	// MoreProblems and MoreMoving count those that are not in the lists.
+	// MoreProblems and MoreMoving count the entries that are left out of the lists.
 	MoreProblems int             `json:"moreProblems,omitempty"`
 	Moving       []status.Moving `json:"moving"`
 	MoreMoving   int             `json:"moreMoving,omitempty"`
@@ -44,17 +44,17 @@ type picture struct {
 // release is the verdict on servers of a neighbouring release.
 type release struct {
 	Release string `json:"release"`
-	// Back says that it is an older one.
+	// Back says that it is an older release.
 	Back    bool   `json:"back"`
 	Verdict string `json:"verdict"`
-	// Resources are those that are not safe, the first of NotSafe.
+	// Resources are the first NotSafe resources that are not safe.
 	Resources []compat.Finding `json:"resources"`
 	NotSafe   int              `json:"notSafe"`
 	Judged    int              `json:"judged"`
 	Do        string           `json:"do,omitempty"`
 }
 
-// beingRead is the picture of a cluster of which only the servers are known yet.
+// beingRead returns the picture of a cluster while only its servers are known.
 func beingRead(o status.Observed, reading []string) picture {
 	p, _ := pictureOf(status.Observed{Now: o.Now, Leases: o.Leases, Unread: o.Unread}, nil)
 	p.Headline, p.Reading = "The cluster is being read: "+strings.Join(reading, ", ")+".", reading
@@ -82,8 +82,8 @@ func pictureOf(o status.Observed, lifecycles []compat.Lifecycle) (picture, []sta
 	return p, c.Rows
 }
 
-// releases are the verdicts on the releases before and after those that serve, by what is
-// remembered: nothing is counted.
+// releases returns the verdicts on the releases before and after those that serve, from the recorded stored sets:
+// nothing is counted.
 func releases(o status.Observed, servers []status.Server, lifecycles []compat.Lifecycle) []release {
 	oldest, newest := compat.BinaryVersion(), compat.BinaryVersion()
 	var told []*version.Version

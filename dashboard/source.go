@@ -124,7 +124,7 @@ func (s *source) kind(name string, list client.ObjectList, object client.Object,
 	return k
 }
 
-// touch says that something has changed.
+// touch records that something has changed.
 func (s *source) touch() {
 	select {
 	case s.dirty <- struct{}{}:
@@ -205,8 +205,7 @@ func (s *source) observe() status.Observed {
 	return o
 }
 
-// items are the objects of a kind. They share the values they refer to with the store, which
-// nobody changes.
+// items returns the objects of a kind. They share values with the store, which nobody changes.
 func items[T any](k *kind) []T {
 	var all []T
 	for _, obj := range k.store.List() {

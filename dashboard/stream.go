@@ -21,9 +21,8 @@ const (
 	mostViewers = 50
 )
 
-// stream sends events until the viewer or the handler is gone: "picture" has the picture shown,
-// "rows" has rows that changed and the names of those that are gone, "whole" says that the
-// viewer has all of them, and "beat" nothing.
+// stream sends events until the viewer or the handler is gone: "picture" has the picture, "rows" has changed rows and
+// the names of rows that are gone, "whole" says that the viewer has all rows, and "beat" has no content.
 func (h *Handler) stream(w http.ResponseWriter, r *http.Request) {
 	if h.viewing() >= mostViewers {
 		w.Header().Set("Retry-After", "10")

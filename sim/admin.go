@@ -22,7 +22,7 @@ import (
 	"github.com/concord-dev/concord/sim/script"
 )
 
-// define creates the definition of the custom resource, or has it store another version.
+// define creates the definition of the custom resource, or changes its storage version.
 func (w *World) define(version string) bool {
 	if !w.etcd.writable() || !slices.Contains([]string{"v1", "v2"}, version) {
 		return false
@@ -171,8 +171,8 @@ func (w *World) pauseMigrations(r *object.Resource, paused bool) bool {
 	return len(changed) > 0
 }
 
-// forge edits a StorageState consistently. That is found out only where storedVersions would
-// shrink by it, so only the StorageState of a resource that has them can be forged.
+// forge edits a StorageState consistently. Concord finds that out only where storedVersions would shrink because of
+// it, so only the StorageState of a resource with storedVersions can be forged.
 func (w *World) forge(r *object.Resource) bool {
 	state, sv, crd := w.api.LookState(r), w.api.LookStorageVersion(r), w.api.LookDefinition()
 	if !r.Custom || w.config.Census == 0 || state == nil || sv == nil || crd == nil || len(crd.Status.StoredVersions) < 2 {

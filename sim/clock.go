@@ -33,7 +33,7 @@ func (c *processClock) Now() time.Time {
 	return c.local.Add(elapsed).Truncate(time.Microsecond)
 }
 
-// set starts the clock anew.
+// set restarts the clock.
 func (c *processClock) set(local time.Time, rate float64) {
 	if now := c.Now(); now.After(c.peak) {
 		c.peak = now

@@ -60,11 +60,11 @@ type Process struct {
 	// cursors say how much of its kind's events a watch has delivered; negative: nothing,
 	// not even the list that it begins with.
 	cursors [script.Streams]int
-	// known are the definitions that the member was last told of, by name.
+	// known are the definitions as the member last saw them, by name.
 	known map[string]*apiextensionsv1.CustomResourceDefinition
-	// ended is the last definition of whose end the member was told.
+	// ended is the last definition whose deletion the member saw.
 	ended types.UID
-	// handler is the definition that the custom resource handler was last told of.
+	// handler is the definition as the custom resource handler last saw it.
 	handler *apiextensionsv1.CustomResourceDefinition
 
 	// By the world's time, as timers are that no clock's jump disturbs. reportAt is
@@ -132,8 +132,8 @@ func (w *World) start(slot int, r object.Release, silent, stock bool) {
 	w.slots[slot] = p
 }
 
-// builtins are the resources that the server reports from its start: things, and in some worlds
-// so many more that it works with lists.
+// builtins are the resources that the server reports from its start: things and, in some worlds, so many others that
+// the server works with lists.
 func (p *Process) builtins() []member.Resource {
 	if p.w.guest != nil {
 		return nil
@@ -191,7 +191,7 @@ func (w *World) must(err error) {
 	}
 }
 
-// rebuild has the handler of the custom resource read the definition anew.
+// rebuild makes the handler of the custom resource read the definition again.
 func (p *Process) rebuild() { p.w.relist(p, script.SeeHandler) }
 
 // Kind implements trigger.Kinds.

@@ -90,8 +90,7 @@ func (s storedData) openCopy(ctx context.Context) (client *clientv3.Client, clos
 	}, nil
 }
 
-// copyTo copies the data while it holds the database's shared lock, so that no etcd
-// writes meanwhile.
+// copyTo copies the data while it holds the database's shared lock, so that no etcd writes in the meantime.
 func (s storedData) copyTo(ctx context.Context, to string) (err error) {
 	if err := embedded.CheckDatabase(s.backend(), storeLockTimeout); errors.Is(err, embedded.ErrDamaged) {
 		return fmt.Errorf("%w: restore a backup (etcdutl snapshot restore) and count in that", err)

@@ -86,8 +86,8 @@ func listStored(ctx context.Context, reader migratestore.Reader, prefix string, 
 	return err
 }
 
-// since adds to the encodings that servers write those that they have reported since the stored
-// sets were read: without a report no server writes.
+// since adds, to the encodings that servers write, the encodings that they have reported since the stored sets were
+// read: no server writes without a report.
 func since(ctx context.Context, reader migratestore.Reader, prefix string, before verdict.Sets, world *preflight.World) error {
 	after, err := stored.ReadSets(ctx, reader, prefix)
 	if err != nil {

@@ -77,8 +77,8 @@ func censusOfEtcd(ctx context.Context, out io.Writer, etcd rawetcd.Options, reso
 	return rawetcd.PrintCensus(out, counted, false, output)
 }
 
-// chosen are the rows of these resources, and all of them if there are none. The error is that nothing is
-// stored by one of the names: an etcd does not know others, such as short ones.
+// chosen returns the rows of these resources, or all rows if resources is empty. It returns an error if nothing is
+// stored under one of the names: etcd has no other names, such as short ones.
 func chosen(rows []migratestore.Row, resources []string) ([]migratestore.Row, error) {
 	if len(resources) == 0 {
 		return rows, nil
@@ -155,8 +155,7 @@ func stored(o status.Observed) (all []schema.GroupResource) {
 	return all
 }
 
-// censusTable has resources of which something is not in the version that servers agree on
-// first.
+// censusTable returns a table of the counts. Resources with objects that are not in the agreed version come first.
 func censusTable(counted []census.Resource, elsewhere []string) string {
 	mixed := func(c census.Resource) int {
 		if slices.ContainsFunc(c.Rows, func(r census.Row) bool { return r.Encoding != c.Encoding }) {
@@ -241,17 +240,17 @@ func keysOfEtcd(ctx context.Context, out io.Writer, etcd rawetcd.Options, asked 
 
 // key is an encryption key, and the resources that may need it.
 type key struct {
-	// Key is Unknown for keys that nobody can name.
+	// Key is Unknown for keys that are not known.
 	Key string `json:"key"`
-	// Encrypts are the resources that servers encrypt with it, Needs those that may have
-	// objects encrypted with it.
+	// Encrypts lists the resources that servers encrypt with the key, Needs those that may have objects encrypted with
+	// it.
 	Encrypts []string `json:"encrypts,omitempty"`
 	Needs    []string `json:"needs,omitempty"`
 	// Unneeded are the resources that once needed it.
 	Unneeded []string `json:"unneeded,omitempty"`
 }
 
-// keysOf gathers the keys, sorted, those that nobody needs last.
+// keysOf returns the keys, sorted, with unneeded keys last.
 func keysOf(states []migrationv1alpha1.StorageState) []key {
 	found := map[string]*key{}
 	of := func(name string) *key {

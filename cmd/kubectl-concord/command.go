@@ -178,8 +178,8 @@ func terminal(out io.Writer) (style status.Style, is bool) {
 	return styleOf(width, os.Getenv), true
 }
 
-// styleOf is how text looks on a terminal of a width, 0 if it does not tell. Colours are for
-// terminals, and NO_COLOR (no-color.org) and TERM=dumb turn them off.
+// styleOf returns how text looks on a terminal of a width (0 if unknown). Only terminals get colours; NO_COLOR
+// (no-color.org) and TERM=dumb turn them off.
 func styleOf(width int, env func(string) string) status.Style {
 	style := status.Style{Width: plainWidth, Color: env("NO_COLOR") == "" && env("TERM") != "dumb"}
 	if width > 0 {

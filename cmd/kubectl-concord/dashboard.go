@@ -71,7 +71,7 @@ func (p *plugin) dashboard(ctx context.Context, out io.Writer, port uint16) erro
 	return nil
 }
 
-// unreachable says that a cluster does not answer; nothing if it does, also if that is with an error.
+// unreachable explains why a cluster does not answer; "" if it answers, even with an error.
 func unreachable(ctx context.Context, config *rest.Config) string {
 	client, err := discovery.NewDiscoveryClientForConfig(connect.WithTimeout(config))
 	if err == nil {

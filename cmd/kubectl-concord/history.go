@@ -50,9 +50,9 @@ func (p *plugin) history(ctx context.Context, out io.Writer, name, output string
 	return err
 }
 
-// pastOf are the migrations of a resource that have ended: those that its StorageState tells,
-// and those that still exist. Before the StorageState tells of one, its stored set has the
-// encodings that objects might be in when it began.
+// pastOf returns the finished migrations of a resource: those in its StorageState's history, and those that still
+// exist. Until the history has a migration, the stored set still has the encodings that objects might have had when it
+// began.
 func pastOf(o status.Observed, gr schema.GroupResource) []migrationv1alpha1.Past {
 	past, stored := []migrationv1alpha1.Past{}, []agree.Encoding(nil)
 	for i := range o.States {

@@ -31,7 +31,7 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// cluster is one that the plugin talks to.
+// cluster is the cluster that the plugin talks to.
 type cluster struct {
 	config  *rest.Config
 	objects client.WithWatch
@@ -79,14 +79,14 @@ func (p *plugin) lookAt(ctx context.Context, name string) (*cluster, status.Obse
 	return c, o, gr, err
 }
 
-// observe reads the objects that a status is made of. A kind that is not served has no objects;
-// one that may not be read is told as unread.
+// observe reads the objects on which a status depends. A kind that is not served has no objects; a kind that may not
+// be read is listed as unread.
 func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 	return c.observeWith(ctx, c.definitions)
 }
 
-// glance observes, and reads only the metadata of definitions of which a status says no more, but for those that
-// are named: schemas are long, and a server converts and encodes each of them.
+// glance is like observe, but reads only the metadata of CustomResourceDefinitions about which a status says nothing
+// more, except for those in names. Schemas are long, and a server converts and encodes each of them.
 func (c *cluster) glance(ctx context.Context, names ...string) (status.Observed, error) {
 	o, err := c.observeWith(ctx, c.metadata)
 	if err != nil {
@@ -110,8 +110,9 @@ func (c *cluster) glance(ctx context.Context, names ...string) (status.Observed,
 	return o, nil
 }
 
-// watchLeases reads Leases once more, as soon as servers that live have renewed them, where a server seems to be dead by
-// its Lease's time or has one that lies ahead: clocks of servers differ. It is for commands that tell of dead servers.
+// watchLeases reads the Leases again, as soon as live servers must have renewed them, if a server seems to be dead by
+// its Lease's time, or that time is in the future: the clocks of servers differ. Commands that report dead servers use
+// it.
 func (c *cluster) watchLeases(ctx context.Context, o *status.Observed) {
 	o.Renewals = c.renewals.Note(o.Leases, time.Now())
 	doubt := o.Doubt()
@@ -137,7 +138,7 @@ var identities = []client.ListOption{client.InNamespace(storageversion.IdentityN
 // fewDefinitions are as many as are read one by one, rather than all.
 const fewDefinitions = 10
 
-// observeWith reads definitions as it is told.
+// observeWith is observe with a function that reads the CustomResourceDefinitions.
 func (c *cluster) observeWith(ctx context.Context, definitions func(context.Context, ...client.ListOption) ([]apiextensionsv1.CustomResourceDefinition, error)) (status.Observed, error) {
 	var o status.Observed
 	var mu sync.Mutex
@@ -198,7 +199,7 @@ func (c *cluster) unlisted(kind string, err error) error {
 	return fmt.Errorf("the cluster at %s: list %s: %w", c.config.Host, kind, err)
 }
 
-// refusals tells once what may not be listed, by kind, and what a reader needs.
+// refusals says once, by kind, what may not be listed, and which permission a reader needs.
 func refusals(unread map[string]error) []string {
 	if len(unread) == 0 {
 		return nil
@@ -221,8 +222,7 @@ func (c *cluster) failedChecks(ctx context.Context) (failed []string) {
 	return failed
 }
 
-// originals reads the migrations of Kubernetes' own API, where it is served, and the Lease that
-// tells who does them.
+// originals reads the migrations of Kubernetes' own API, if it is served, and the Lease that shows who does them.
 func (c *cluster) originals(ctx context.Context) (status.Originals, error) {
 	var o status.Originals
 	var group metav1.APIGroup

@@ -162,7 +162,7 @@ func (p *plugin) change(ctx context.Context, out io.Writer, args []string, what 
 	})
 }
 
-// each does the same for each of several arguments, as kubectl does: one that fails does not keep the others from it.
+// each calls do for each argument. As in kubectl, a failure does not keep the others from being done.
 func each(args []string, do func(arg string) error) error {
 	var errs []error
 	for _, arg := range args {
@@ -216,7 +216,7 @@ func liveOf(o status.Observed, gr schema.GroupResource) (live []*migrationv1alph
 	return live
 }
 
-// apply makes one change and says what was done.
+// apply makes one change and returns what was done.
 func (c *cluster) apply(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, what change, dryRun bool) (string, error) {
 	if what.remove {
 		return what.done, c.cancel(ctx, m, dryRun)
@@ -231,8 +231,8 @@ func (c *cluster) apply(ctx context.Context, m *migrationv1alpha1.StorageVersion
 	return what.done, nil
 }
 
-// cancel deletes a migration, or that of storagemigration.k8s.io of which it is a copy: the
-// copy alone would be made again.
+// cancel deletes a migration. If the migration is a copy of one of storagemigration.k8s.io, it deletes the original,
+// because the copy alone would be created again.
 func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, dryRun bool) error {
 	if m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger {
 		gr := migrationv1alpha1.Resource(m)

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readerGone says whether nobody reads any more what is written to out, as of a pipe to head that
-// has ended: only a write would tell, and a watch that sees no change makes none.
+// readerGone reports whether nobody reads what is written to out any more, for example because the output is a pipe to
+// head. Otherwise only a write would show that, and a watch without changes writes nothing.
 func readerGone(out io.Writer) bool {
 	file, ok := out.(*os.File)
 	if !ok {

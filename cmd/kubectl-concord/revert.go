@@ -61,7 +61,7 @@ follow the change, 1 on an error.`,
 type plan struct {
 	crd      string
 	resource schema.GroupResource
-	// from is the version that is stored now, to the one that will be.
+	// from is the version that is stored now, to the one that will be stored.
 	from, to string
 	// objects is how many will be migrated, as text.
 	objects string
@@ -181,7 +181,7 @@ func versionOf(encoding, group string) string {
 	return gv.Version
 }
 
-// onlyOther is the only one of the versions that is not this one.
+// onlyOther returns the version besides this one, if there is exactly one.
 func onlyOther(versions []string, this string) (string, bool) {
 	others := sets.New(versions...).Delete(this).UnsortedList()
 	if len(others) != 1 || others[0] == "" {
@@ -215,7 +215,8 @@ func (w plan) text() string {
 `, w.resource, w.from, w.to, w.to, w.objects, w.to, w.to)
 }
 
-// store has the definition store the version, if it is as it was planned for.
+// store sets the storage version of the CustomResourceDefinition, if the definition is still as it was when the plan
+// was made.
 func (c *cluster) store(ctx context.Context, way plan) error {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	if err := c.objects.Get(ctx, client.ObjectKey{Name: way.crd}, crd); err != nil {
@@ -289,8 +290,8 @@ func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan, bef
 	}
 }
 
-// stuck says whether any of the problems that hold up a way back needs somebody to do something. How the server that
-// answers is, and whether it sees reports, is not about the resource: objects may go back meanwhile.
+// stuck reports whether any of the problems in the way needs somebody to act. Problems of the server that answers, and
+// of whether it sees reports, do not concern the resource: objects may be migrated back nevertheless.
 func stuck(a status.Answer, since time.Duration) bool {
 	return slices.ContainsFunc(a.Problems, func(p status.Problem) bool {
 		switch p.Kind {

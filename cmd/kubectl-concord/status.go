@@ -15,7 +15,7 @@ import (
 // watchEvery is the time between two looks of status -w.
 const watchEvery = time.Second
 
-// status prints how the cluster is, once or until ctx ends or nobody reads it any more.
+// status prints the state of the cluster, once, or until ctx ends or nobody reads the output any more.
 func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch bool) error {
 	c, err := p.cluster()
 	if err != nil {
@@ -48,7 +48,7 @@ func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch
 	}
 }
 
-// screen is the status as it is to be printed, and the error that not all of it could be read.
+// screen returns the status as it is printed. unread is not nil if not everything could be read.
 func (c *cluster) screen(ctx context.Context, out io.Writer, output string) (screen string, unread, err error) {
 	o, err := c.glance(ctx)
 	if err != nil {
@@ -68,8 +68,8 @@ func (c *cluster) screen(ctx context.Context, out io.Writer, output string) (scr
 	return now.Text(style), unread, nil
 }
 
-// draw prints a screen. One that is watched replaces the last one on a terminal, and
-// elsewhere follows it if it differs.
+// draw prints a screen. When watching, it replaces the last screen on a terminal; elsewhere it is printed after the
+// last one if it differs.
 func draw(out io.Writer, text string, last *string, watch, tty bool) error {
 	first := *last == ""
 	same := text == *last

@@ -33,10 +33,10 @@ func elsewhere(ctx context.Context, config *rest.Config, cluster client.Client, 
 	return ofElsewhere(gr, state.Status.CurrentEncoding, objects, err), nil
 }
 
-// ofElsewhere says what is known of a resource that is stored elsewhere. The error is why
-// its objects could not be counted. An aggregated API's is served by the server asked, and
-// only one that is served can be migrated through the API; another may be one that only
-// servers of another release serve, and store.
+// ofElsewhere returns what is known about a resource that another server stores. The error says why its objects could
+// not be counted. A resource of an aggregated API is served by the server that was asked, and only a served resource
+// can be migrated through the API; a resource that is not served may be one that only servers of another release serve
+// and store.
 func ofElsewhere(gr schema.GroupResource, agreed string, objects *int64, err error) estimate {
 	e := estimate{Resource: gr.String(), Encoding: agreed, Objects: objects, Encodings: []encodingRow{}, Basis: "unknown"}
 	if agreed == migrationv1alpha1.Unknown {
@@ -74,7 +74,7 @@ func listed(ctx context.Context, config *rest.Config, gr schema.GroupResource) (
 	return countOf(list), nil
 }
 
-// countOf is how many objects there are by the first page of a list, nil if it does not tell.
+// countOf returns how many objects there are according to the first page of a list; nil if the page does not say.
 func countOf(list *metav1.PartialObjectMetadataList) *int64 {
 	here := int64(len(list.Items))
 	switch {
@@ -86,7 +86,7 @@ func countOf(list *metav1.PartialObjectMetadataList) *int64 {
 	return ptr.To(here + *list.RemainingItemCount)
 }
 
-// orDash is a number, or that nobody knows it.
+// orDash formats a number; a dash if it is not known.
 func orDash(n *int64) string {
 	if n == nil {
 		return "-"

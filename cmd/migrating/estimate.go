@@ -26,13 +26,13 @@ import (
 // server has measured it.
 const assumedPerSecond = 2000
 
-// estimate is the expected work of migrating one resource. Its numbers are nil where nobody knows.
+// estimate is the expected work of migrating one resource. Numbers that are not known are nil.
 type estimate struct {
 	Resource string `json:"resource"`
 	// Elsewhere says how a resource is migrated that the server asked does not store, and
 	// why its objects are not counted if they are not; empty for all that it stores.
 	Elsewhere string `json:"elsewhere,omitempty"`
-	// Encoding is the one that objects would be rewritten to, empty while servers do not agree.
+	// Encoding is the encoding to which objects would be rewritten; empty while servers do not agree.
 	Encoding string `json:"encoding"`
 	Objects  *int64 `json:"objects"`
 	Bytes    *int64 `json:"bytes"`
@@ -77,7 +77,7 @@ func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, clus
 type Reading bool
 
 const (
-	// Envelopes reads in which version a value says that it is.
+	// Envelopes reads the version that a value names, without decoding the value.
 	Envelopes Reading = false
 	// Decoded decodes each value, too.
 	Decoded Reading = true
@@ -97,7 +97,7 @@ func TakeCensus(ctx context.Context, config *rest.Config, gr schema.GroupResourc
 		request.Param(census.VerifyParameter, "true")
 	}
 	result := request.Do(ctx)
-	// Unlike that of Raw, this error says what the server says.
+	// Unlike Raw's error, this one contains the server's message.
 	switch err := result.Error(); {
 	case apierrors.IsNotFound(err) && !census.IsNotStored(err, gr):
 		return nil, ErrNoCensus

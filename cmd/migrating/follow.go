@@ -196,9 +196,8 @@ func (v *migrateView) show(all []*asked) {
 	_, _ = io.WriteString(v.out, text.String())
 }
 
-// block is the lines that a terminal shows of the migrations that have not ended: fewer than it
-// has rows, since a line that has left it cannot be drawn again. Where not all have room
-// those that wait come last.
+// block returns the lines for a terminal that show the unfinished migrations: fewer than the terminal has rows, since
+// a line that has scrolled off cannot be drawn again. If there is not room for all, waiting migrations come last.
 func block(all []*asked, width, height int) []string {
 	room := max(height-1, 1)
 	left := slices.DeleteFunc(slices.Clone(all), (*asked).ended)

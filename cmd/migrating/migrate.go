@@ -38,8 +38,8 @@ type migrateOptions struct {
 	latencySet, rateSet bool
 }
 
-// NewCommand returns "migrate", which has stored objects rewritten and shows how far that
-// is. program is the command that it is one of.
+// NewCommand returns "migrate", which asks for migrations and shows their progress. program is the command to which it
+// belongs.
 func NewCommand(program string, config func() (*rest.Config, error)) *cobra.Command {
 	o := migrateOptions{config: config}
 	cmd := &cobra.Command{
@@ -153,8 +153,7 @@ func (o *migrateOptions) migrate(ctx context.Context, cluster client.WithWatch, 
 	return verdict(all)
 }
 
-// userOf is the name by which the API server knows the user, for the history; empty where it does
-// not tell.
+// userOf returns the name by which the API server knows the user, for the history; empty if the server does not say.
 func userOf(ctx context.Context, cluster client.Client) string {
 	review := &authenticationv1.SelfSubjectReview{}
 	if err := cluster.Create(ctx, review); err != nil {
@@ -163,8 +162,8 @@ func userOf(ctx context.Context, cluster client.Client) string {
 	return review.Status.UserInfo.Username
 }
 
-// create asks for one migration. Ended ones that this command asked for before, of the same
-// resource, go then: nobody else would ever delete them. Of a user who may not delete them they stay.
+// create asks for one migration. It deletes finished migrations of the same resource that this command asked for
+// before, because nobody else would ever delete them. If the user may not delete them they stay.
 func (o *migrateOptions) create(ctx context.Context, cluster client.WithWatch, gr schema.GroupResource, user string) (*asked, error) {
 	mine := client.MatchingLabels{migrationv1alpha1.AskedByLabel: askedByCommand}
 	m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
@@ -202,9 +201,9 @@ type asked struct {
 	resource schema.GroupResource
 	// migration is as it was last seen.
 	migration *migrationv1alpha1.StorageVersionMigration
-	// deleted says that somebody has deleted it before it ended.
+	// deleted says that somebody deleted the migration before it finished.
 	deleted bool
-	// waiting is why it has not begun, as far as that is known.
+	// waiting explains why the migration has not begun, if that is known.
 	waiting string
 }
 

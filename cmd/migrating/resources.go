@@ -28,7 +28,7 @@ import (
 // NobodyLooks is why nothing is known of how a cluster's objects are stored.
 const NobodyLooks = "there are no StorageStates, which tell how objects are stored: concord controllers make them in a stock cluster, and servers of Concord in others; see that these run, and wait until they have looked"
 
-// resources are those that the arguments mean, in their order, or all that are stored.
+// resources returns the resources that the arguments name, in their order, or all stored resources.
 func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, cluster client.Client, args []string) ([]schema.GroupResource, error) {
 	var states migrationv1alpha1.StorageStateList
 	if err := cluster.List(ctx, &states); client.IgnoreNotFound(err) != nil {
@@ -71,8 +71,8 @@ func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, clu
 	return o.served(chosen, unserved)
 }
 
-// reported are the resources that servers report: one that was reported for the first time has no StorageState
-// for a moment. Where StorageVersions are not served, or may not be listed, there are none.
+// reported returns the resources that servers report. A resource that was just reported for the first time has no
+// StorageState for a moment. If StorageVersions are not served, or may not be listed, there are none.
 func reported(ctx context.Context, cluster client.Client) (all []schema.GroupResource, err error) {
 	var versions apiserverinternalv1alpha1.StorageVersionList
 	if err := cluster.List(ctx, &versions); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsForbidden(err) {
@@ -86,8 +86,8 @@ func reported(ctx context.Context, cluster client.Client) (all []schema.GroupRes
 	return all, nil
 }
 
-// served are the resources that can be migrated: of one that no server serves an error tells, but
-// with --all it is left out. A dry run has all of them.
+// served returns the resources that can be migrated. For a resource that no server serves it returns an error; with
+// --all such a resource is left out. A dry run keeps all of them.
 func (o *migrateOptions) served(chosen, unserved []schema.GroupResource) ([]schema.GroupResource, error) {
 	var served []schema.GroupResource
 	for _, gr := range chosen {
@@ -137,7 +137,7 @@ func resolve(name string, stored []schema.GroupResource, discover func(string) (
 	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored; %d are, the nearest by name: %s", name, len(stored), Names(status.Nearest(name, stored)))
 }
 
-// Names are those of resources, in one line.
+// Names returns the names of resources in one line.
 func Names(resources []schema.GroupResource) string {
 	var names []string
 	for _, gr := range resources {

@@ -32,9 +32,9 @@ const (
 	kind = "CustomResourceDefinition"
 )
 
-// definedBy finds the definitions of a Helm chart and its subcharts: those in crds/, which Helm
-// applies as they are, and those in templates/ that are plain but for lines of directives. Of
-// all others that Helm may apply, it says how to have them rendered.
+// definedBy finds the CustomResourceDefinitions of a Helm chart and its subcharts: those in crds/, which Helm applies
+// unchanged, and those in templates/ that are plain except for lines of directives. If there may be others, it returns
+// an error that says how to render the chart.
 func (o *options) definedBy(dir string) (found []verdict.Definition, err error) {
 	if _, err := os.Stat(path.Join(dir, "Chart.yaml")); err != nil {
 		switch info, unread := os.Stat(dir); {
@@ -65,7 +65,7 @@ func (o *options) definedBy(dir string) (found []verdict.Definition, err error) 
 	return found, err
 }
 
-// definitionsOf are those of a chart's file. The error tells why others are possible.
+// definitionsOf returns the definitions of a chart's file. The error says why the file may contain others.
 func definitionsOf(chart fs.FS, file string) ([]verdict.Definition, error) {
 	within := strings.Split(file, "/") // the chart, or the subchart
 	for len(within) > 1 && within[0] == "charts" {

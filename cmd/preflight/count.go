@@ -11,7 +11,7 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// tellEvery is the time between two lines that tell how far the counting is.
+// tellEvery is the time between two lines that report the progress of counting.
 const tellEvery = 3 * time.Second
 
 // counted has a server count the raw values of every resource that was not counted, whatever is
@@ -65,7 +65,7 @@ func (r *refusals) add(gr schema.GroupResource, err error) {
 	}
 }
 
-// tell says in one line what was not counted, if anything.
+// tell prints, in one line, what was not counted, if anything.
 func (o *options) tell(r refusals) {
 	switch r.resources {
 	case 0:

@@ -76,8 +76,8 @@ func (o *options) change(ctx context.Context, w *World, gr schema.GroupResource,
 	return c
 }
 
-// wanted reads the definitions that are to be applied, in their order. Those of one resource that files, or
-// charts, have in several forms are all there: each is applied over the one before.
+// wanted reads the definitions to be applied, in their order. Several forms of one resource's definition are all kept:
+// each is applied over the one before.
 func (o *options) wanted() (all []verdict.Definition, err error) {
 	sources, read := o.crds, o.inFile
 	if len(o.charts) > 0 {
@@ -127,7 +127,7 @@ func (o *options) render(chart string) string {
 	return fmt.Sprintf("helm template --include-crds %s | %s preflight --crd -", chart, o.Program)
 }
 
-// outOf tells how the definitions in a directory are judged.
+// outOf explains how to check the definitions in a directory.
 func (o *options) outOf(dir string) string {
 	if _, err := os.Stat(filepath.Join(dir, "Chart.yaml")); err == nil {
 		return fmt.Sprintf("%s preflight --chart %s", o.Program, dir)
@@ -140,8 +140,7 @@ func (o *options) outOf(dir string) string {
 	return fmt.Sprintf("name its files, as in %s preflight --crd %s --crd %s", o.Program, filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml"))
 }
 
-// once leaves out definitions that are there already. Of two that differ, nobody can tell which one is
-// applied last.
+// once drops duplicate definitions. If two differ, it is not known which one is applied last.
 func once(all []verdict.Definition) (distinct []verdict.Definition, err error) {
 	for _, d := range all {
 		switch i := lastOf(distinct, d.Resource); {

@@ -20,7 +20,7 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// some parses definitions, of which there must be one.
+// some parses definitions, and returns an error if there is none.
 func some(source string, text []byte) ([]verdict.Definition, error) {
 	found, err := parse(text)
 	if err == nil {
@@ -78,7 +78,7 @@ func parse(text []byte) (found []verdict.Definition, err error) {
 	return found, nil
 }
 
-// definitionIn is what a manifest says of versions.
+// definitionIn returns the part of a manifest that is about versions.
 func definitionIn(object *unstructured.Unstructured) (verdict.Definition, error) {
 	if v := object.GetAPIVersion(); v != apiextensionsv1.SchemeGroupVersion.String() {
 		return verdict.Definition{}, fmt.Errorf("a CustomResourceDefinition is in %s, which no release serves any more", v)
@@ -96,15 +96,15 @@ func definitionIn(object *unstructured.Unstructured) (verdict.Definition, error)
 	return d, nil
 }
 
-// document is one of a stream, as JSON.
+// document is one document of a stream, as JSON.
 type document struct {
 	text json.RawMessage
-	// mentions says that its text, or one beside it, mentions definitions. Of all others no more is asked than that they
-	// can be read.
+	// mentions says that the text of the document, or one beside it, mentions CustomResourceDefinitions. Other
+	// documents only have to be readable.
 	mentions bool
 }
 
-// documents are those of a stream.
+// documents splits a stream into its documents.
 func documents(text []byte) (all []document, err error) {
 	defer func() {
 		if err != nil {
@@ -144,7 +144,7 @@ func documents(text []byte) (all []document, err error) {
 	}
 }
 
-// jsonStream are the documents of a text if it is nothing but JSON, of which many may follow one another.
+// jsonStream returns the values of a text that consists of nothing but JSON values, one after the other.
 func jsonStream(text []byte) (all []json.RawMessage, isJSON bool) {
 	for decoder := json.NewDecoder(bytes.NewReader(text)); ; {
 		var doc json.RawMessage

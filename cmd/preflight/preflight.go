@@ -28,23 +28,23 @@ type Config struct {
 	Lifecycles func() []compat.Lifecycle
 	// Cluster is how to reach a live cluster.
 	Cluster func() (*rest.Config, error)
-	// Etcd returns the function that reads etcd, if flags say that it is to be read; known are
-	// resources that are looked for. Nil: there are no such flags.
+	// Etcd returns the function that reads etcd if flags ask for it; known are resources to look for. Nil: there are
+	// no such flags.
 	Etcd func(ctx context.Context) (read func(ctx context.Context, known []schema.GroupResource) (*World, error), err error)
 }
 
-// World is what is known of the stored objects.
+// World describes the stored objects.
 type World struct {
 	// Stored has the encodings in which each resource may be stored, and a census of it if one was taken.
 	Stored []compat.Stored
-	// Definitions are the CustomResourceDefinitions by resource; nil is one that cannot be read.
+	// Definitions are the CustomResourceDefinitions by resource; nil for one that cannot be read.
 	Definitions map[schema.GroupResource]*verdict.Definition
-	// Count takes the census of a resource that has none; nil where all were taken. It returns
-	// nil where no server counts. The error is why there is no census: census.IsNotStored tells the one
-	// of a server that has no store of the resource, so that it has nothing to count.
+	// Count takes the census of a resource that has none; nil if all were taken. It returns nil if no server counts.
+	// The error says why there is no census; census.IsNotStored recognizes the one of a server without a store of the
+	// resource, which has nothing to count.
 	Count func(ctx context.Context, gr schema.GroupResource) (*compat.StoredCensus, error)
-	// List calls visit with every object of a built-in resource, in the version that is asked for.
-	// The error tells why not with all; there are none of a resource that is not stored.
+	// List calls visit with every object of a built-in resource, in the given version. The error says why not with all
+	// of them; a resource that is not stored has none.
 	List func(ctx context.Context, gvr schema.GroupVersionResource, visit func(*unstructured.Unstructured)) error
 	// Close ends the reading; nil where nothing has to be closed.
 	Close func() error
@@ -57,7 +57,7 @@ func (w *World) close() error {
 	return w.Close()
 }
 
-// options say what is to be done.
+// options are the command's flags.
 type options struct {
 	Config
 	to, backTo                  string
@@ -195,7 +195,7 @@ func (o *options) report(ctx context.Context) (report verdict.Report, err error)
 	return verdict.OfServer(target, world.Stored).Warned(rules.warnings(ctx, world)), ctx.Err()
 }
 
-// target returns the server that is to start, and its rules for objects that are written anew.
+// target returns the server that will be started, and its rules for new writes.
 func (o *options) target() (*compat.Target, rules, error) {
 	binary := compat.BinaryVersion()
 	if o.to+o.backTo == "" {

@@ -20,16 +20,14 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// rules are a server's for objects that are written anew, as far as they differ from those of
-// servers of this release.
+// rules are a server's rules for new writes, as far as they differ from those of servers of this release.
 type rules struct {
-	// release is the one that it is of or emulates, and expressions the one with which its CEL
+	// release is the release that the server is of, or emulates. expressions is the release with which its CEL
 	// expressions have to be compatible.
 	release, expressions *version.Version
-	// known is the CEL environment in which it compiles expressions that are written anew, and
-	// all the one of this release.
+	// known is the CEL environment in which the server compiles new expressions, and all that of this release.
 	known, all *cel.Env
-	// has are the names of known's functions and macros, and lacks those that only all has.
+	// has are the names of known's functions and macros, and lacks the names that only all has.
 	has, lacks sets.Set[string]
 }
 
@@ -61,7 +59,7 @@ var expressive = []schema.GroupVersionResource{
 	{Group: "resource.k8s.io", Version: "v1", Resource: "resourceclaimtemplates"},
 }
 
-// resources are those whose objects the rules may concern.
+// resources returns the resources whose objects the rules may concern.
 func (r rules) resources() []schema.GroupVersionResource {
 	var all []schema.GroupVersionResource
 	if r.lacks.Len() > 0 {
@@ -73,7 +71,7 @@ func (r rules) resources() []schema.GroupVersionResource {
 	return all
 }
 
-// of says what the server does not take of an object.
+// of returns what the server would refuse in an object.
 func (r rules) of(gvr schema.GroupVersionResource, object map[string]any) (found []string) {
 	if gvr == services {
 		name, _, _ := unstructured.NestedString(object, "metadata", "name") // every object has one
@@ -118,7 +116,7 @@ func expressionsIn(value any, inSchema bool) (all []string) {
 	return all
 }
 
-// names are those of functions, and of macros with how many arguments they take.
+// names returns the names of functions, and of macros with their number of arguments.
 func names(env *cel.Env) sets.Set[string] {
 	all := sets.KeySet(env.Functions())
 	for _, m := range env.Macros() {
@@ -127,8 +125,8 @@ func names(env *cel.Env) sets.Set[string] {
 	return all
 }
 
-// missing are the functions of an expression that the server does not have. A function that
-// nobody has, or an expression that nobody can parse, is no difference.
+// missing returns the functions of an expression that the server does not have. A function that no server has, or an
+// expression that no server can parse, makes no difference.
 func (r rules) missing(expression string) []string {
 	parsed, issues := r.known.Parse(expression)
 	if issues.Err() != nil {

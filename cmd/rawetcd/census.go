@@ -13,8 +13,7 @@ import (
 // namedInTable is how many unreadable keys the table names; JSON names all.
 const namedInTable = 10
 
-// PrintCensus prints a census as a table or, if output is json, as that. verified says that
-// every value was decoded.
+// PrintCensus prints a census as a table or as JSON. verified says that every value was decoded.
 func PrintCensus(out io.Writer, census migratestore.Census, verified bool, output string) error {
 	if output == "json" {
 		return program.PrintJSON(out, census)

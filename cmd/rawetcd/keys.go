@@ -33,7 +33,7 @@ does not name its keys and counts as one key, kms:v1:<plugin>.
 Exit codes: 0 on success, 2 if a given KEY cannot be removed safely, 1 if that cannot be
 determined.`
 
-// keysAttempts is how often the keys are counted anew because the revision was compacted.
+// keysAttempts is how often the count of keys restarts because its revision was compacted.
 const keysAttempts = 5
 
 // Keys prints what the encryption keys of an etcd are needed for, as a table or, if output is
@@ -59,8 +59,7 @@ func Keys(ctx context.Context, out io.Writer, reader migratestore.Reader, under 
 	return errors.Join(err, needed(report, asked))
 }
 
-// needed says which of the keys asked for are not safe to remove. Of one that nobody has
-// heard of only that can be said.
+// needed returns an error that lists the keys asked for that cannot be removed safely, unknown keys among them.
 func needed(report use.Report, asked []string) error {
 	var reasons []string
 	for _, name := range asked {

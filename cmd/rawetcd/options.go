@@ -85,8 +85,8 @@ func (o *Options) Connect(ctx context.Context, endpoints []string) (*clientv3.Cl
 	return client, nil
 }
 
-// why returns the reason why there is no connection, of which a client that waited for one tells nothing but the wait:
-// a refused certificate, for example.
+// why returns the reason why there is no connection, such as a refused certificate. A client that waited for a
+// connection reports only the wait.
 func why(ctx context.Context, client *clientv3.Client, waited error) error {
 	if !errors.Is(waited, context.DeadlineExceeded) {
 		return waited

@@ -13,7 +13,7 @@ type Coroutine struct {
 	next  func() (struct{}, bool)
 	yield func(struct{}) bool
 	body  func() // nil: it is idle
-	// unwinds says that the function is to end at its Pause.
+	// unwinds says that the function has to end at its Pause.
 	unwinds bool
 }
 
@@ -82,8 +82,8 @@ func (p *Pool) Start(body func()) *Coroutine {
 	return k
 }
 
-// Resume runs a coroutine's function to its next Pause or to its end, and says whether it has ended.
-// A panic of the function is one of Resume.
+// Resume runs a coroutine's function to its next Pause or to its end, and reports whether it has ended. A panic of the
+// function passes through Resume.
 func (p *Pool) Resume(k *Coroutine) (ended bool) {
 	k.next()
 	if k.body != nil {

@@ -1,5 +1,5 @@
-// Package invariant checks the invariants of DESIGN 3.7 on a simulated cluster. A Checker is told of
-// every write, with what is known of its writer, and looks at what is stored; it changes nothing.
+// Package invariant checks the invariants of DESIGN 3.7 on a simulated cluster. A Checker receives every write, with
+// facts about its writer, and looks at what is stored; it changes nothing.
 package invariant
 
 import (
@@ -35,7 +35,7 @@ type Checker struct {
 	api   *registry.Storage
 	// objects is where users' objects are: another store than that of the API objects in the host of an aggregated API.
 	objects *etcd.Store
-	// Violation is the first one, nil if there is none, and violated is told of it.
+	// Violation is the first violation, nil if there is none; violated is called with it.
 	Violation *Violation
 	violated  func(Violation)
 	// checked is how much of the logs of store and objects was there when Check was last called.
@@ -49,7 +49,7 @@ type Checker struct {
 	Outages int
 	// renewed is when, in available time, the Lease of an ID was last written.
 	renewed map[agree.ServerID]renewal
-	// Owner is whose registration an ID is.
+	// Owner maps an ID to the server that registered it.
 	Owner map[agree.ServerID]*Server
 	// madeFor is the definition that a key of a custom resource belongs to: the one for
 	// which the StorageVersion stood that permitted it.
@@ -60,8 +60,8 @@ type Checker struct {
 	// stray are the keys that such a server wrote although it had no Lease any more:
 	// nothing is promised of them until all StorageVersions are deleted once more (DESIGN 3.8).
 	stray map[string]bool
-	// unnoticed are the keys that a stock server wrote while nobody reported Unknown for it,
-	// and which one: nothing is promised of them until somebody does.
+	// unnoticed holds the keys that a stock server wrote while no Unknown was reported for it, and that server:
+	// nothing is promised about them until it is reported.
 	unnoticed map[string]agree.ServerID
 	// lingering are the stock servers that have deleted their Leases themselves.
 	lingering map[*Server]lingering
@@ -73,8 +73,8 @@ type Checker struct {
 	ended map[types.UID]bool
 	// committed are the clients' writes that were committed, by the data that names them.
 	committed map[string]bool
-	// forged says that the StorageState of widgets was edited, and lowered is the revision
-	// since which its storedVersions were lowered, while that was not put right.
+	// forged says that the StorageState of widgets was edited. lowered is the revision since which its storedVersions
+	// have been too small.
 	forged  bool
 	lowered int64
 	// loweredOf is the StorageState that knew what storedVersions named before that; "" if none.
@@ -146,8 +146,8 @@ func (c *Checker) Judge(r *Write, e etcd.Event) {
 	}
 }
 
-// Check looks at the stored values, if those of which the invariants speak have changed: Leases
-// and migrations are not among them.
+// Check looks at the stored values if any have changed that the invariants are about, so not for Leases and
+// migrations.
 func (c *Checker) Check() {
 	if c.Violation != nil {
 		return

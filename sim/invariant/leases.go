@@ -36,10 +36,9 @@ func (c *Checker) judgeLease(r *Write, e etcd.Event) {
 	}
 }
 
-// alive says whether a server renewed its Lease within its duration. That is measured by a
-// clock that drifts as little as clocks do. The collector may have seen two intervals too
-// much for each time that its clock was set forward, and of an outage, by design, as much
-// as a third of the duration: for so long a put that was seen proves that puts work.
+// alive reports whether a server renewed its Lease within its duration, measured by the slowest clock that is allowed.
+// The collector may have counted two intervals too much for each time that its clock was set forward and, by design,
+// up to a third of the duration of an outage: a put proves for that long that puts work.
 func (c *Checker) alive(id agree.ServerID, by *Server) bool {
 	renewed, known := c.renewed[id]
 	outages, duration := c.Outages-renewed.outages, LeaseDuration

@@ -80,15 +80,14 @@ func (c *Checker) JudgeHosted(r *Write, e etcd.Event) {
 	if says.agreed && says.common != encoding {
 		c.Violate("I3", "%s wrote %s in %s; in the host: %s", r.By, e.Key, encoding, Describe(sv))
 	}
-	// I2 A put commits only while some report is for its encoding, or for one that nobody knows.
+	// I2 A put commits only while some report has its encoding, or an unknown one.
 	if !slices.ContainsFunc(says.reports, func(report agree.Report) bool { return report.Encoding == encoding || report.Encoding == agree.Unknown }) {
 		c.Violate("I2", "%s wrote %s in %s, which nobody reports; in the host: %s", r.By, e.Key, encoding, Describe(sv))
 	}
 }
 
-// Answered checks the answer to a client's write:
-// I9 An acknowledged write was written, and a write that was committed is not answered as one
-// that found another object, or none.
+// Answered checks the answer to a client's write: I9 An acknowledged write was written, and a committed write is not
+// answered as one that found another object, or none.
 func (c *Checker) Answered(what, data string, err error) {
 	switch committed := c.committed[data]; {
 	case err == nil && !committed:
@@ -98,8 +97,8 @@ func (c *Checker) Answered(what, data string, err error) {
 	}
 }
 
-// judgeUnfenced checks a put of a server whose gate is off. It has no report (I2), and no
-// storedVersions are kept for it (I8). As long as its Lease exists nobody agrees.
+// judgeUnfenced checks a put of a server whose gate is off. Such a server has no report (I2), and storedVersions are
+// not kept for it (I8). There is no agreement as long as its Lease exists.
 func (c *Checker) judgeUnfenced(r *Write, key string, encoding agree.Encoding, sv *v1alpha1.StorageVersion) {
 	if declared, once := c.declared(r.By); !declared && once {
 		c.stray[key] = true
@@ -126,7 +125,7 @@ func (c *Checker) declared(s *Server) (declared, once bool) {
 	return declared, once
 }
 
-// older says whether a server is older than one that took part before its task began.
+// older reports whether a server is older than one that took part before its task began.
 func (c *Checker) older(r *Write) bool {
 	found := false
 	c.store.Scan(registry.Leases.Prefix(), func(kv *mvccpb.KeyValue) {

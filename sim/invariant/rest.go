@@ -10,8 +10,7 @@ import (
 	"github.com/concord-dev/concord/sim/registry"
 )
 
-// Reason says why something is not as it should be, nil if it is. It is put into words
-// only when somebody asks.
+// Reason explains why something is not as it should be, nil if it is. The text is made only when it is needed.
 type Reason func() string
 
 // because returns a reason that is a text with arguments, which must not change any more.
@@ -73,7 +72,7 @@ func (c *Checker) Rest(stores string) Reason {
 	return nil
 }
 
-// Silence says which StorageVersion does not tell that a server does not report.
+// Silence names a StorageVersion that does not show that a server does not report.
 func (c *Checker) Silence() Reason {
 	for _, lease := range c.StockLeases() {
 		for _, r := range object.All {

@@ -11,7 +11,7 @@ import (
 	"github.com/concord-dev/concord/sim/script"
 )
 
-// Server is what the invariants know of a server.
+// Server holds what the invariants know about a server.
 type Server struct {
 	Slot    int
 	Run     int // counts the processes of the slot
@@ -34,12 +34,12 @@ func (s *Server) String() string {
 	return fmt.Sprintf("%s#%d", name, s.Run)
 }
 
-// Write is what the invariants know of a server's request.
+// Write holds what the invariants know about a server's request.
 type Write struct {
 	By   *Server
 	Role script.Role
-	// ID is the sender's registration when it was sent, or the migrator's, and Ended
-	// the last definition of whose end the sender had been told.
+	// ID is the sender's registration when the request was sent, or the migrator's. Ended is the last definition whose
+	// deletion the sender knew of.
 	ID    agree.ServerID
 	Ended types.UID
 	Began int64 // the revision at which its task began

@@ -41,7 +41,7 @@ func idOf(lease *mvccpb.KeyValue) agree.ServerID {
 	return agree.ServerID(strings.TrimPrefix(string(lease.Key), registry.Leases.Prefix()))
 }
 
-// noticed says whether a StorageVersion says that a server does not report.
+// noticed reports whether a StorageVersion shows that a server does not report.
 func (c *Checker) noticed(sv *v1alpha1.StorageVersion, id agree.ServerID) bool {
 	if sv == nil {
 		return false
@@ -50,10 +50,9 @@ func (c *Checker) noticed(sv *v1alpha1.StorageVersion, id agree.ServerID) bool {
 	return ok && report.Encoding == agree.Unknown
 }
 
-// judgeStock takes a stock server's put. While Unknown is reported for it, its writes are
-// covered: stored sets have Unknown. So are those of one that has deleted its Lease, for as long as it
-// lingers. Before, as when its Lease is new or was deleted although it lives, nothing is promised of
-// it until Unknown is reported.
+// judgeStock checks a stock server's put. While Unknown is reported for the server its writes are covered, because
+// stored sets have Unknown. So are writes of a server that has deleted its Lease, as long as it lingers. Before, when
+// its Lease is new, or was deleted although the server lives, nothing is promised until Unknown is reported.
 func (c *Checker) judgeStock(r *Write, res *object.Resource, key string) {
 	sv, id := c.api.LookStorageVersion(res), StockID(r.By.Slot)
 	if last, ok := c.lingering[r.By]; ok && sv != nil && c.Now < last.until && last.of[sv.UID] || c.noticed(sv, id) {

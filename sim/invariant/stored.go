@@ -90,9 +90,9 @@ func (c *Checker) Lower() bool {
 	return true
 }
 
-// Kept is called when the trigger has looked at widgets, from a revision on, and left nothing to do:
-// storedVersions that were lowered by hand before it are put right, if the stored set can be named,
-// or if the state knew before what storedVersions named.
+// Kept is called when the trigger has looked at widgets, from a revision on, and found nothing to do: storedVersions
+// that somebody had lowered before are restored then, if the stored set is known, or if the StorageState knew what
+// storedVersions had named.
 func (c *Checker) Kept(began int64) {
 	state := c.api.LookState(object.Widgets)
 	if state == nil || began < c.lowered ||
@@ -105,7 +105,7 @@ func (c *Checker) Kept(began int64) {
 	}
 }
 
-// tells says whether a state names all that storedVersions name.
+// tells reports whether a StorageState names everything that storedVersions name.
 func tells(state evolve.State, r *object.Resource, stored []string) bool {
 	named := slices.Clone(state.Listed)
 	for _, e := range state.Stored {

@@ -19,7 +19,7 @@ import (
 type judged struct {
 	state   *migrationv1alpha1.StorageState
 	version *v1alpha1.StorageVersion
-	// safe are the encodings without which a server would be told that it may start.
+	// safe holds the encodings with which a server would be called safe to start.
 	safe []agree.Encoding
 }
 
@@ -36,8 +36,8 @@ func (c *Checker) checkVerdict(r *object.Resource, state *migrationv1alpha1.Stor
 	}
 }
 
-// counted is a census of a resource, and the sets that were remembered before it: somebody asked
-// then whether a server may start, and looks once more at the remembered sets before the answer.
+// counted is a census of a resource, with the stored sets recorded before it: at that time somebody asked whether a
+// server may start, and the recorded sets are read again before the answer.
 type counted struct {
 	before verdict.Sets
 	stored compat.Stored
@@ -50,8 +50,7 @@ type counted struct {
 // censusLooks is how many looks a census is judged at: after that another one is taken.
 const censusLooks = 8
 
-// census returns the last census of a resource, judged by the sets remembered now; nil where nothing
-// is to be believed.
+// census returns the last census of a resource, judged by the stored sets recorded now; nil if it cannot be trusted.
 func (c *Checker) census(r *object.Resource, state *migrationv1alpha1.StorageState, sv *v1alpha1.StorageVersion, believed bool) *counted {
 	last := c.counted[r]
 	switch {

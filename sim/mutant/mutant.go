@@ -32,15 +32,14 @@ type Mutant struct {
 	Kind Kind
 	// Rule is the sentence that the mutant breaks, and Section where the design has it.
 	Rule, Section string
-	// Schedule tells people how it goes wrong.
+	// Schedule tells people how the mutant goes wrong.
 	Schedule string
 	// Violates names the invariants (DESIGN 3.7) that it may violate; none means any.
 	Violates []string
-	// Find are arguments for the simulator that find the violation fast; empty: those of
-	// Config.Args.
+	// Find are arguments for the simulator that find the violation fast; empty: those of Config.Args.
 	Find []string
-	// Test is a package's folder and a pattern of its tests, for a mutant of code that the simulator
-	// does not run: one of those tests has to fail. Empty: the simulator has to find it.
+	// Test names a package's folder and a pattern of its tests, for a mutant of code that the simulator does not run:
+	// one of these tests has to fail. Empty: the simulator has to find it.
 	Test []string
 	// Covered says which other rule prevents all harm, so that there is no counterexample;
 	// empty for a mutant that has to be caught.
@@ -69,8 +68,8 @@ type Edit struct {
 	Old, New string
 }
 
-// ErrOutdated means that the sources have changed so that a mutant does not apply: the
-// rule has moved and the mutant has to be written anew.
+// ErrOutdated means that a mutant no longer applies because the sources have changed: the rule has moved, and the
+// mutant has to be rewritten.
 var ErrOutdated = errors.New("does not apply any more")
 
 //go:embed testdata/*.txtar

@@ -36,9 +36,8 @@ func namesOf(all []Mutant) []string {
 	return names
 }
 
-// Check runs mutants and tells how it goes, a line for each. It returns true if every one
-// is caught, or silent where it says that it does no harm, and the simulator as it is
-// finds nothing.
+// Check runs mutants and prints a line for each. It returns true if every mutant is caught, or silent where it is
+// declared to be harmless, and the simulator without a mutant finds nothing.
 func Check(ctx context.Context, cfg Config, mutants []Mutant, out io.Writer) (bool, error) {
 	begun := time.Now()
 	n := 0

@@ -54,9 +54,9 @@ type Outcome struct {
 
 // Violation is a violation as the simulator printed it.
 type Violation struct {
-	// Invariant is one of DESIGN 3.7, such as "I3".
+	// Invariant is an invariant of DESIGN 3.7, such as "I3".
 	Invariant string
-	// Args are those of the run that found it, Line the line that tells of it.
+	// Args are the arguments of the run that found it, and Line is the line that reports it.
 	Args []string
 	Line string
 }
@@ -98,9 +98,8 @@ func (o Outcome) String() string {
 	return line
 }
 
-// Run builds and runs the mutants and then the control. The outcomes are in the order of
-// the mutants, the control last. An error says that nothing was proven, such as that the
-// sources do not build without any mutant.
+// Run builds and runs the mutants and then the control. The outcomes are in the order of the mutants, the control
+// last. An error says that nothing was proven, for example because the sources do not build without any mutant.
 func Run(ctx context.Context, cfg Config, mutants []Mutant) ([]Outcome, error) {
 	cfg.Parallel = cmp.Or(cfg.Parallel, runtime.NumCPU())
 	cfg.Timeout = cmp.Or(cfg.Timeout, 10*time.Minute)

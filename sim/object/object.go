@@ -64,7 +64,7 @@ func (o *Object) marshal() []byte {
 	return append(b, '}')
 }
 
-// Unmarshal reads the stored form, which nobody but marshal writes.
+// Unmarshal reads the stored form, which only marshal writes.
 func Unmarshal(value []byte) *Object {
 	stored := string(value)
 	field := func(mark string) string {

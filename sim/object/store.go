@@ -25,7 +25,7 @@ type Store struct {
 	Codec  Codec
 }
 
-// Create is what etcd3's store does for a new object.
+// Create does what etcd3's store does for a new object.
 func (s Store) Create(ctx context.Context, key string, o *Object) error {
 	wanted := *o
 	wanted.APIVersion = string(s.Codec.Encoding)
@@ -39,9 +39,9 @@ func (s Store) Create(ctx context.Context, key string, o *Object) error {
 	return nil
 }
 
-// Update is GuaranteedUpdate: it starts from the value that is read, or from the one that a cache
-// holds, and again from the value that was found instead. Without o it is an empty patch, which writes only what
-// is not stored as this store would write it.
+// Update is GuaranteedUpdate: it starts from the value that is read, or from a cached one, and again from the value
+// that was found instead. Without o it is an empty patch, which writes only if the stored value is not what this store
+// would write.
 func (s Store) Update(ctx context.Context, key string, o *Object, cached func(key string) *mvccpb.KeyValue) error {
 	var kv *mvccpb.KeyValue
 	if cached != nil {

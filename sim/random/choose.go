@@ -37,8 +37,7 @@ type offer struct {
 	script.Event
 }
 
-// temper is a seed's preferences. Weights are relative to those of the normal course
-// of events; 0 means never.
+// temper holds a seed's preferences. Weights are relative to those of the normal course of events; 0 means never.
 type temper struct {
 	patience int // per cent of the time with which the same task goes on
 	lose     int // per mille of calls whose answer is lost, and so on
@@ -58,7 +57,7 @@ type temper struct {
 	whole    int // per cent of the calls after which the task runs to its end undisturbed
 	silent   int // per cent of the servers that are started with their gate off
 	stock    int // and of the others, of those without Concord
-	// releases are those that servers are started with.
+	// releases are the releases with which servers are started.
 	releases []object.Release
 }
 
@@ -360,8 +359,8 @@ func (c *chooser) offerFaults(p *sim.Process) {
 	}
 }
 
-// offerDismissal offers the deletion of a stock server's Lease: of one that is gone, which
-// somebody has to do, and of one that lives.
+// offerDismissal offers the deletion of a stock server's Lease: of a server that is gone, which somebody has to do, or
+// of one that lives.
 func (c *chooser) offerDismissal(slot int) {
 	if c.temper.stock == 0 || !c.w.HasStockLease(slot) {
 		return

@@ -44,8 +44,8 @@ func (c *chooser) rollsTo() object.Release {
 	return c.temper.releases[c.w.Steps()/c.temper.roll%len(c.temper.releases)]
 }
 
-// offerHostFaults offers that a replica is replaced by one of another release, and does not reach the host any more, or
-// does again.
+// offerHostFaults offers to replace a replica by one of another release, and to cut it off from the host or reconnect
+// it.
 func (c *chooser) offerHostFaults(p *sim.Process) {
 	if p.Release != c.rollsTo() {
 		c.add(3, script.Event{Do: script.Kill, Slot: p.Slot})

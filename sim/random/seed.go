@@ -17,8 +17,7 @@ const (
 	MaxEvents = 450
 )
 
-// Seed runs the world of a seed, whose script has so many events; 0 means that the seed
-// chooses, too. trace may be nil.
+// Seed runs the world of a seed. The script has this many events; 0 means that the seed chooses. trace may be nil.
 func Seed(seed uint64, events int, trace io.Writer) sim.Outcome {
 	r := numbers(seed, 0)
 	config := script.DefaultConfig()
@@ -49,7 +48,7 @@ func Seed(seed uint64, events int, trace io.Writer) sim.Outcome {
 	})
 }
 
-// live does so many events, or a random number of them if that is 0, and has the world settle then.
+// live does this many events, or a random number of them if it is 0, and then lets the world settle.
 func live(w *sim.World, events int, r *rand.Rand, next func() script.Event, do func(script.Event)) {
 	if events == 0 {
 		events = MinEvents + r.IntN(MaxEvents-MinEvents)
