@@ -93,8 +93,8 @@ func newCluster(cfg Config) (*cluster, error) {
 	return c, nil
 }
 
-// start starts the etcd, watches it, and starts the servers one after the other, so that
-// each registration can be told from the others, until all are ready.
+// start starts the etcd, watches it, and starts the servers one after the other until all are ready. One at a time,
+// their registrations can be distinguished.
 func (c *cluster) start(ctx context.Context) error {
 	if err := c.EmbedEtcd(ctx); err != nil {
 		return err
@@ -158,8 +158,7 @@ func (c *cluster) connect(s *serverProcess) error {
 	return nil
 }
 
-// awaitReady waits until the server says that it is ready and has reported every
-// resource that there is.
+// awaitReady waits until the server says that it is ready and has reported every resource.
 func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
 	if err := s.AwaitReady(ctx, startLimit); err != nil {
 		return err
@@ -175,8 +174,8 @@ func (c *cluster) awaitReady(ctx context.Context, s *serverProcess) error {
 	return nil
 }
 
-// await waits until missing returns "". It fails when a server crashes or the time is up,
-// and then says what is missing.
+// await waits until missing returns "". It fails when a server crashes or the time is up, and the error says what is
+// missing.
 func (c *cluster) await(ctx context.Context, limit time.Duration, what string, missing func(*world) string) error {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()

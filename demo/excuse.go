@@ -27,9 +27,8 @@ func (f fault) overlaps(from, to time.Time) bool {
 	return !to.Before(f.from) && (f.to.IsZero() || !from.After(f.to))
 }
 
-// absent is the excuse of an attempt that found nobody, because the server was being
-// restarted in the roll. Nothing was sent, so it is no write error: the client went on to
-// the next server.
+// absent is the excuse of an attempt that found no server, because the server was being restarted in the roll. Nothing
+// was sent, so it is not a write error: the client went on to the next server.
 const absent = "no connection to the server being restarted"
 
 // excuse returns why a failed attempt is as it must be, or "" if it must not have

@@ -11,7 +11,7 @@ import (
 
 // Report is the result of the demo. All times are in seconds.
 type Report struct {
-	// Pass says that everything was as it must be; else Reasons says what was not.
+	// Pass says that everything was as expected; otherwise Reasons lists what was not.
 	Pass    bool     `json:"pass"`
 	Reasons []string `json:"reasons"`
 
@@ -90,8 +90,8 @@ type Stall struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// Agreement is how long servers took to report after a change, and to agree. A negative
-// AgreementSeconds says that agreement was not to be expected yet.
+// Agreement is how long servers took to report after a change, and to agree. A negative AgreementSeconds says that no
+// agreement was expected yet.
 type Agreement struct {
 	After            string  `json:"after"`
 	ReportsSeconds   float64 `json:"reportsSeconds"`

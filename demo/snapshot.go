@@ -38,7 +38,7 @@ type serverLine struct {
 	id        agree.ServerID
 }
 
-// resourceLine is one of the resources whose objects the demo writes.
+// resourceLine describes one of the resources whose objects the demo writes.
 type resourceLine struct {
 	resource string
 	// writes is the version that each server writes, "-" for none.

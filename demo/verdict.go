@@ -28,7 +28,7 @@ type facts struct {
 	// resource's storage version, as discovery shows it.
 	World  *world
 	Hashes map[schema.GroupResource]string
-	// Servers are those that must be running at the end.
+	// Servers are the servers that must be running at the end.
 	Servers []string
 
 	Acknowledged int64
@@ -47,7 +47,7 @@ type facts struct {
 	Agreements             []Agreement
 }
 
-// burial is what became of the paused server.
+// burial describes what happened to the paused server.
 type burial struct {
 	server string
 	// declared is the revision at which its identity Lease was deleted.

@@ -37,8 +37,8 @@ type written struct {
 // root is the prefix of all that API servers store.
 const root = storedsets.DefaultPrefix + "/"
 
-// world is what the demo makes of the ledger of its etcd: whose registrations are whose, and which
-// writes were clients' and which were rewrites. apply decides from values only what has changed.
+// world is the demo's view of the ledger of its etcd: which registrations belong to which server, and which writes
+// were clients' writes or rewrites. apply derives what has changed from the values alone.
 type world struct {
 	*ledger.Ledger
 	broken error // why not everything was seen
@@ -54,7 +54,7 @@ func newWorld() *world {
 	return &world{Ledger: ledger.New(root), ids: map[string]agree.ServerID{}, attempts: map[load.Key]string{}}
 }
 
-// expect says that the next registration is this server's.
+// expect says that the next registration belongs to this server.
 func (w *world) expect(server string) {
 	w.expecting = append(w.expecting, server)
 	delete(w.ids, server)
@@ -78,9 +78,8 @@ func (w *world) apply(e ledger.Event) {
 	}
 }
 
-// object takes in a write of one of the demo's objects. Loaded objects are written once
-// by a client, so every further write of them is a rewrite; a rewrite of a writer's
-// object shows the attempt that it showed before.
+// object records a write of one of the demo's objects. A client writes a loaded object once, so every further write of
+// it is a rewrite; a rewrite of a writer's object shows the same attempt as before.
 func (w *world) object(c *ledger.Change) error {
 	if c.Is == nil || !slices.Contains(workload.Shown, c.Is.Resource) {
 		return nil
@@ -105,8 +104,7 @@ func (w *world) object(c *ledger.Change) error {
 	return nil
 }
 
-// register attributes a new identity Lease: to the server that is expected, else to one
-// that has lost its own.
+// register attributes a new identity Lease to the server that is expected, or else to one that has lost its own.
 func (w *world) register(id agree.ServerID) {
 	if len(w.expecting) > 0 {
 		w.ids[w.expecting[0]] = id
@@ -190,8 +188,8 @@ func (w *world) reportedBy(id agree.ServerID) string {
 	})
 }
 
-// disagreed names the resources whose reports are not exactly those of the servers named,
-// or do not agree; "" if there are none.
+// disagreed names the resources whose reports are not exactly those of the given servers, or do not agree; "" if there
+// are none.
 func (w *world) disagreed(servers []string) string {
 	ids := map[agree.ServerID]string{}
 	for _, server := range servers {

@@ -25,14 +25,14 @@ func newHost(guest *World) *World {
 	return h
 }
 
-// replica is what a process has besides that serves an aggregated API: its part in the host.
+// replica is the part of a process that serves an aggregated API: its part in the host.
 type replica struct {
 	host *hosting.Host
 	cut  bool // it does not reach the host
 	// member reports to the host until running ends; nil: none does.
 	member  *member.Member
 	running context.Context
-	// ends says that the process takes its reports to the host back.
+	// ends says that the process withdraws its reports to the host.
 	ends bool
 
 	// By the world's time; reportAt is negative for never.

@@ -15,19 +15,19 @@ type Outcome struct {
 	Config    script.Config
 	Script    []script.Event
 	Violation *invariant.Violation
-	// Steps is how many events were possible, those of the rest at the end not counted.
+	// Steps is how many events were possible, without those of the rest at the end.
 	Steps int
 	// Simulated is how much time passed in the world.
 	Simulated time.Duration
 	Rewrites  Rewrites
 }
 
-// Rewrites counts the object transactions of migrations, each of which was written, or refused
-// because its object or the fence had moved, or failed otherwise, or has not arrived.
+// Rewrites counts the object transactions of migrations: written, refused because the object or the fence had moved,
+// failed for another reason, or not arrived.
 type Rewrites struct {
 	Sent, Written, Refused, Failed int
-	// Unanswered are those whose sender did not hear of it, and Unheard those of them that were
-	// written all the same when the sender gave up.
+	// Unanswered are transactions whose sender did not get an answer, and Unheard those of them that had been written
+	// when the sender gave up.
 	Unanswered, Unheard int
 }
 
@@ -39,7 +39,7 @@ func (r Rewrites) Plus(o Rewrites) Rewrites {
 	}
 }
 
-// String tells them in one line.
+// String returns the counts in one line.
 func (r Rewrites) String() string {
 	return fmt.Sprintf("%d object transactions of migrations: %d written, %d refused, %d failed; %d unanswered, of which %d had been written",
 		r.Sent, r.Written, r.Refused, r.Failed, r.Unanswered, r.Unheard)
@@ -121,7 +121,7 @@ func (w *World) Close() {
 	w.coroutines.Close()
 }
 
-// String tells how it ended, in one line.
+// String returns the outcome in one line.
 func (r Outcome) String() string {
 	if r.Violation == nil {
 		return fmt.Sprintf("no violation in %d events, %s", r.Steps, r.Simulated)

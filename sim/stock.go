@@ -15,10 +15,9 @@ import (
 	"github.com/concord-dev/concord/sim/script"
 )
 
-// A stock server is a kube-apiserver without Concord. It has an identity Lease, serves before that
-// exists, and writes without a report, gate or fence. One that is killed leaves the Lease behind.
-// One that is told to stop deletes it at once, serves on (--shutdown-delay-duration), and completes
-// what was begun; release 1.37 does so.
+// A stock server is a kube-apiserver without Concord. It has an identity Lease, serves before that exists, and writes
+// without a report, gate or fence. If it is killed it leaves the Lease behind. If it is told to stop it deletes the
+// Lease at once, serves on (--shutdown-delay-duration), and completes what was begun, as release 1.37 does.
 
 const stockInterval = 10 * time.Second
 
@@ -43,8 +42,7 @@ func (p *Process) heartbeat(ctx context.Context) error {
 	return c.Update(ctx, lease)
 }
 
-// resign deletes the Lease of a server that was told to stop, and returns when it has ended all
-// writes.
+// resign deletes the Lease of a server that was told to stop, and returns when all its writes have finished.
 func (p *Process) resign(ctx context.Context) error {
 	lease := &coordinationv1.Lease{}
 	lease.Namespace, lease.Name = storageversion.IdentityNamespace, string(invariant.StockID(p.Slot))

@@ -30,8 +30,7 @@ type request struct {
 	key  string // of etcd's
 	// apply does it, at one moment. It writes to what the sender looks at only for reads.
 	apply func(w *World, r *request) error
-	// obj is the object that is read into or written, or the list that is read into, and
-	// options are those of a list.
+	// obj is the object or list that is read into or written; options are those of a list.
 	obj     runtime.Object
 	options *client.ListOptions
 
@@ -44,13 +43,13 @@ type request struct {
 	err     error // what apply returned
 }
 
-// reads says whether the request changes nothing: one that is late does not matter.
+// reads reports whether the request only reads, so that it does no harm if it arrives late.
 func (r *request) reads() bool { return r.verb == "get" || r.verb == "list" || r.verb == "range" }
 
-// cut says whether the request cannot get there.
+// cut reports whether the request cannot reach its destination.
 func (r *request) cut() bool { return r.sender.cutFrom(r.to) }
 
-// reaches says whether the request gets there, and is answered.
+// reaches reports whether the request reaches its destination, and is answered.
 func (r *request) reaches() bool { return !r.cut() && r.to.etcd != etcdDown }
 
 // rewritesObject says whether the request is a migration's transaction of an object.
@@ -80,7 +79,7 @@ func (r *request) what() schema.GroupResource {
 // errNoAnswer is the error of the simulated network. It says nothing about whether a write happened.
 var errNoAnswer = errors.New("no answer")
 
-// lost are the errors of script.LostAnswers with which etcd's client says that it got no answer.
+// lost maps script.LostAnswers to the errors with which etcd's client says that it got no answer.
 var lost = map[string]error{
 	"unavailable": status.Error(codes.Unavailable, "transport is closing"),
 	"timeout":     rpctypes.ErrTimeout,

@@ -52,7 +52,7 @@ func (t through) Rewrite(ctx context.Context, _ claim.Job, progress func(claim.P
 	return claim.Result{Progress: done}, nil
 }
 
-// patch has a replica write an object anew.
+// patch makes a replica rewrite an object.
 func (t through) patch(ctx context.Context, key string) error {
 	p := t.p.w.guest.answering()
 	if p == nil {

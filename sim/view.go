@@ -87,7 +87,7 @@ func (w *World) Rewritten() *object.Resource {
 	return nil
 }
 
-// HasMigration says whether a resource has so many migrations that are not final, and one more.
+// HasMigration reports whether a resource has more than n migrations that are not final.
 func (w *World) HasMigration(r *object.Resource, n int) bool {
 	_, ok := w.live(r, n)
 	return ok
@@ -125,7 +125,7 @@ func (p *Process) Registered() bool { return p.member.ID() != "" }
 func (p *Process) IsReplica() bool   { return p.replica != nil }
 func (p *Process) CutFromHost() bool { return p.replica.cut }
 
-// Lags says whether there is an event that a watch has not delivered, and that would get there.
+// Lags reports whether there is an event that a watch has not delivered and could deliver now.
 func (p *Process) Lags(s script.Stream) bool {
 	from := p.source(s)
 	return from != nil && !p.cutFrom(from) && p.cursors[s] < len(from.api.Changes[streamKind[s]])
@@ -135,7 +135,7 @@ func (p *Process) Lags(s script.Stream) bool {
 func (p *Process) Task(r script.Role) *Task    { return p.tasks[r] }
 func (p *Process) CanBegin(r script.Role) bool { return p.startable(r) }
 
-// Slot and Role tell the task's server and its role there.
+// Slot is the slot of the task's server, and Role the task's role there.
 func (t *Task) Slot() int         { return t.p.Slot }
 func (t *Task) Role() script.Role { return t.role }
 
@@ -150,9 +150,9 @@ func (t *Task) CanGoOn() bool {
 // CanFail says whether the request of the task, which has one, can end without an answer.
 func (t *Task) CanFail() bool { return !t.p.paused }
 
-// CanApply says whether the request of the task, which has one, can get there though the sender does not go on.
+// CanApply reports whether the task's pending request can reach its destination even if the sender does not continue.
 func (t *Task) CanApply() bool { return !t.req.applied && !t.req.cut() }
 
-// Applied says whether the request of the task, which has one, has got there, and AsksEtcd whether it is one to etcd.
+// Applied reports whether the task's pending request has been applied, and AsksEtcd whether it goes to etcd.
 func (t *Task) Applied() bool  { return t.req.applied }
 func (t *Task) AsksEtcd() bool { return t.req.key != "" }

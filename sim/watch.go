@@ -91,8 +91,8 @@ func (p *Process) told(s script.Stream, e registry.Change) {
 	}
 }
 
-// watches says whether the process has a watch: one whose gate is off has only those of
-// its Lease and of its handler, a stock server that of its handler.
+// watches reports whether the process has a watch: a server whose gate is off has only those of its Lease and of its
+// handler, a stock server only that of its handler.
 func (p *Process) watches(s script.Stream) bool {
 	if s >= script.SeeHostLeases {
 		return p.replica.reporting()
@@ -100,7 +100,7 @@ func (p *Process) watches(s script.Stream) bool {
 	return s == script.SeeHandler || !p.Stock && (!p.Silent || s == script.SeeLeases)
 }
 
-// know tells the member of a definition.
+// know passes a definition to the member.
 func (p *Process) know(crd *apiextensionsv1.CustomResourceDefinition) {
 	if last := p.known[crd.Name]; last != nil && last.UID != crd.UID {
 		p.ended = last.UID
@@ -109,7 +109,7 @@ func (p *Process) know(crd *apiextensionsv1.CustomResourceDefinition) {
 	p.member.ObserveCRD(crd)
 }
 
-// forget tells the member that a definition is gone.
+// forget passes the deletion of a definition to the member.
 func (p *Process) forget(crd *apiextensionsv1.CustomResourceDefinition) {
 	p.ended = crd.UID
 	delete(p.known, crd.Name)

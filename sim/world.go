@@ -52,8 +52,8 @@ type World struct {
 	seals [script.MaxSlots]agree.Seal
 	runs  [script.MaxSlots]int
 	late  []*request // whose senders do not wait any more
-	// host is the cluster to which the servers of this world report, as replicas of an aggregated API server, and guest
-	// is the world of which this one is the host; see replica.
+	// host is the cluster to which the servers of this world report, as replicas of an aggregated API server. guest is
+	// the world whose host this one is; see replica.
 	host, guest *World
 	asked       int // how often the replicas were asked for something by the host
 
@@ -68,7 +68,7 @@ type World struct {
 	steps    int
 }
 
-// NewWorld returns a world without servers. trace, if not nil, is told what happens.
+// NewWorld returns a world without servers. If trace is not nil, the events are written to it.
 func NewWorld(config script.Config, trace io.Writer) *World {
 	w := &World{config: config, store: etcd.New(), trace: trace}
 	w.api = registry.New(w.store, func() bool { return w.etcd == etcdFull })
@@ -365,7 +365,7 @@ func (w *World) unanswered(r *request) {
 	}
 }
 
-// finish runs a task to its end, or as far as its calls get there.
+// finish runs a task to its end, or as far as its requests are answered.
 func (w *World) finish(t *Task) bool {
 	p := t.p
 	if p.paused || p.cut || w.etcd == etcdDown || t.req != nil && !t.req.reaches() {

@@ -17,28 +17,30 @@ import (
 
 // Cluster is how a cluster is.
 type Cluster struct {
-	// Servers have those that are not well first.
+	// Servers lists servers with problems first.
 	Servers []Server `json:"servers"`
 	// Counts are of the resources that servers store.
 	Counts Counts `json:"resources"`
-	// Problems are those of the cluster, the most urgent first.
+	// Problems are the cluster's problems, the most urgent first.
 	Problems []Problem `json:"problems"`
-	// Settling tells why servers do not agree yet, of resources where that passes by itself.
+	// Settling explains why servers do not agree yet on resources for which that passes by itself.
 	Settling []string `json:"settling,omitempty"`
 	// Unsettled are the resources that servers agree on, and that may be in several versions, while nothing keeps
 	// them from it and no migration is asked for: it begins in a moment, or is left to people.
 	Unsettled []string `json:"unsettled,omitempty"`
 	// Unserved are the resources that no server serves now, and that objects may be stored of.
 	Unserved []string `json:"unserved,omitempty"`
-	// NothingKnown are others that no server serves now: nothing but a StorageState tells of them, and no version in it.
+	// NothingKnown lists other resources that no server serves now: they are known from a StorageState only, and it
+	// names no version.
 	NothingKnown []string `json:"nothingKnown,omitempty"`
-	// Unseen are those with a definition of which nobody has said yet how they are stored. Counts leaves them out.
+	// Unseen lists resources with a CustomResourceDefinition about whose storage nothing is known yet. Counts leaves
+	// them out.
 	Unseen []string `json:"unseen,omitempty"`
-	// Moving are the migrations that have not ended: first those that go on.
+	// Moving lists the unfinished migrations, those that make progress first.
 	Moving []Moving `json:"moving"`
-	// Unread says what could not be read, and so is not known.
+	// Unread lists what could not be read, and so is not known.
 	Unread []string `json:"unread,omitempty"`
-	// Rows are all resources, those that are not well first, for a view that shows every one.
+	// Rows are all resources, those with problems first, for a view that shows every one.
 	Rows []Row `json:"-"`
 }
 
@@ -105,7 +107,7 @@ func Of(o Observed) Cluster {
 	return c
 }
 
-// problems are those of one resource, without those of servers that it waits for.
+// problems returns the problems of one resource, without those of servers that it waits for.
 func (x *index) problems(r *resource) []Problem {
 	var problems []Problem
 	add := func(p Problem) {
@@ -144,8 +146,8 @@ func (x *index) problems(r *resource) []Problem {
 	return problems
 }
 
-// unobserved is why nobody knows what servers of a stock cluster write: there no server
-// reports, and the StorageState says what was observed.
+// unobserved explains, in a stock cluster, why it is not known what servers write: no server reports there, and the
+// StorageState says what was observed.
 func (x *index) unobserved(r *resource) Problem {
 	if x.stockAnswered || r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" || r.gone() || r.settling() != "" {
 		return Problem{}
@@ -187,8 +189,8 @@ func (x *index) forgotten(r *resource) Problem {
 	}
 }
 
-// notServed is that a definition does not serve the version that it stores: no kube-apiserver tells then what it
-// stores, however well it is.
+// notServed is the problem that a definition does not serve its storage version: then no kube-apiserver shows what it
+// stores, however healthy it is.
 func notServed(r *resource) Problem {
 	if r.crd == nil || !slices.ContainsFunc(r.crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Storage && !v.Served }) {
 		return Problem{}
@@ -217,7 +219,8 @@ func (x *index) ofCluster() []Problem {
 	return slices.DeleteFunc([]Problem{x.unattended(), x.unready(), x.askedStock()}, func(p Problem) bool { return p.Kind == "" })
 }
 
-// unattended is that nothing goes on, of all resources: no server can write, or nobody keeps the StorageStates.
+// unattended is the problem that nothing goes on for any resource: no server can write, or nobody keeps the
+// StorageStates.
 func (x *index) unattended() Problem {
 	if p := x.unrenewed(); p.Kind != "" {
 		return p
@@ -225,7 +228,7 @@ func (x *index) unattended() Problem {
 	return x.idle()
 }
 
-// idle is that nobody keeps the StorageStates, and so begins migrations.
+// idle is the problem that no controllers keep the StorageStates and begin migrations.
 func (o Observed) idle() Problem {
 	var last time.Time
 	for i := range o.States {
@@ -246,7 +249,7 @@ func (o Observed) idle() Problem {
 // idleAfter is longer than controllers that run leave every StorageState alone.
 const idleAfter = 3 * evolve.HeartbeatPeriod
 
-// held is that somebody postpones a cut-over that could be made.
+// held is the problem that a cut-over that could be made is on hold.
 func held(r *resource) Problem {
 	if r.crd == nil || !migrationv1alpha1.Held(r.crd.Annotations) || len(r.stale()) == 0 {
 		return Problem{}
@@ -296,10 +299,10 @@ func refused(r *resource) Problem {
 	}
 }
 
-// unknown says whether objects may be stored in versions that nobody can name.
+// unknown reports whether objects may be stored in versions that are not known.
 func (r *resource) unknown() bool { return slices.Contains(r.stored, evolve.Unknown) }
 
-// nothingKnown says that no version is known in which objects were ever stored.
+// nothingKnown reports whether no version is known in which objects were ever stored.
 func (r *resource) nothingKnown() bool {
 	return len(r.stored) == 1 && r.stored[0] == evolve.Unknown
 }

@@ -116,8 +116,8 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 	return "compare the flags --runtime-config, --emulation-version and --min-compatibility-version of these servers"
 }
 
-// plugins says how servers come to agree that have one first provider, a KMS plugin, and differ in the key that it tells;
-// empty where they have not.
+// plugins says how servers come to agree whose first provider is the same KMS plugin, and that differ in the key that
+// it names; "" in other cases.
 func plugins(sides []side) string {
 	key := sides[0].encoding.Seal().Key()
 	if !strings.HasPrefix(key, "kms:v2:") || slices.ContainsFunc(sides, func(s side) bool { return s.encoding.Seal().Key() != key }) {

@@ -33,7 +33,7 @@ func unreached(message string) (why, do string) {
 // timedOut matches a kube-apiserver's answer to a request that it did not get through with, as while a webhook hangs.
 var timedOut = regexp.MustCompile(`(?i)time allotted|deadline exceeded|timeout|timed out`)
 
-// retried is that a migration under way gets on with nothing, and why.
+// retried is the problem that a running migration makes no progress, and why.
 func retried(r *resource, why string) Problem {
 	p := Problem{Kind: Stalled, Resources: []string{r.String()}, Text: fmt.Sprintf("%s: its migration is tried again after an error: %s", r, why)}
 	switch {
@@ -52,8 +52,8 @@ func retried(r *resource, why string) Problem {
 	return p
 }
 
-// repeated is the failure that a migration under way repeats, until that one tells its own: the one that
-// failed made room for it.
+// repeated is the failure that a running migration repeats, until it reports one of its own: the migration that failed
+// was deleted to make room for it.
 func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem {
 	if p := m.Status.Progress; r.state == nil || p != nil && p.Done+p.Failed > 0 {
 		return Problem{}
@@ -80,7 +80,7 @@ func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem
 	return p
 }
 
-// advised is what there is to do about the failure of a past migration that m repeats, as it was told when that one
+// advised returns the advice about the failure of a past migration that m repeats, as it was given when that migration
 // had ended.
 func advised(r *resource, m *migrationv1alpha1.StorageVersionMigration, last migrationv1alpha1.Past) (do, run string) {
 	switch {
@@ -105,7 +105,7 @@ func advised(r *resource, m *migrationv1alpha1.StorageVersionMigration, last mig
 	return p.Do, p.Run
 }
 
-// excluded is what helps where admission changes objects at every write.
+// excluded is the advice if admission changes objects at every write.
 const excluded = "exclude the user of the controllers, system:serviceaccount:concord-system:concord-controllers in their manifests, from that mutating webhook or policy (matchConditions), or suspend it"
 
 // failures are the problems of an ended migration: bad objects, a webhook that is down, or
@@ -134,8 +134,7 @@ func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Probl
 	return []Problem{p}
 }
 
-// badObjects tells the objects that a migration could not migrate by the reason that kept them. It
-// may be under way.
+// badObjects returns the objects that a migration could not migrate, by reason. The migration may still run.
 func badObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Problem {
 	var total, done int64
 	byReason := map[migrationv1alpha1.MigrationFailureReason]int64{}
@@ -210,7 +209,8 @@ func inLog(m *migrationv1alpha1.StorageVersionMigration) string {
 	return "see the log of " + cmp.Or(m.Annotations[migrationv1alpha1.ClaimedByAnnotation], "the server that migrates") + ", which names them"
 }
 
-// toEncoding is the encoding that a migration of the resource writes, for people: with its key where that is what changes.
+// toEncoding returns the encoding that a migration of the resource writes, for people: with its key if that is what
+// changes.
 func toEncoding(r *resource, m *migrationv1alpha1.StorageVersionMigration) string {
 	encoding := migrationv1alpha1.TargetOf(m).Encoding
 	if encoding == "" {
@@ -262,8 +262,8 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 	return p
 }
 
-// lastFailure is the newest migration that failed and whose work is still to be done; nil if there
-// is none. One that failed before it had a target is told only where nothing else is.
+// lastFailure returns the newest failed migration whose work is still to be done; nil if there is none. A migration
+// that failed before it had a target is used only if there is no other.
 func (r *resource) lastFailure() *migrationv1alpha1.StorageVersionMigration {
 	var untargeted *migrationv1alpha1.StorageVersionMigration
 	for _, m := range r.migrations {
@@ -288,8 +288,8 @@ func (r *resource) lastFailure() *migrationv1alpha1.StorageVersionMigration {
 	return untargeted
 }
 
-// overtaken says whether the failure of a migration that had no target keeps nothing from being
-// migrated: another one does what it was asked for, or has done it, or servers have agreed anew since.
+// overtaken reports whether the failure of a migration without a target no longer matters: another migration does what
+// it was asked for, or has done it, or servers have agreed again since.
 func (r *resource) overtaken(failed *migrationv1alpha1.MigrationCondition) bool {
 	if r.version != nil {
 		for _, c := range r.version.Status.Conditions {

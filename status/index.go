@@ -22,8 +22,8 @@ type index struct {
 	Observed
 	servers []Server
 	of      map[schema.GroupResource]*resource
-	// stockAnswered says that a kube-apiserver which serves no StorageVersions answered, of a cluster that has
-	// others, so that nothing is known of what servers report.
+	// stockAnswered says that a kube-apiserver without StorageVersions answered, in a cluster that has other servers,
+	// so that the servers' reports are not known.
 	stockAnswered bool
 }
 
@@ -37,16 +37,16 @@ type resource struct {
 	migrations []*migrationv1alpha1.StorageVersionMigration
 
 	reports []agree.Report
-	// common is the encoding that all servers agree on, empty where they do not. In a stock cluster
-	// it is the one that was observed.
+	// common is the encoding that all servers agree on, empty if they do not. In a stock cluster it is the observed
+	// encoding.
 	common agree.Encoding
-	// agreement is what servers that report agree on, at its epoch; the zero Target where they do not.
+	// agreement is the target that reporting servers agree on; the zero Target if they do not.
 	agreement evolve.Target
 	// stored are the encodings that objects may be stored in.
 	stored []agree.Encoding
-	// unserved says that all servers report, and none this resource: as after a rollback.
+	// unserved says that all servers report, and none of them this resource, for example after a rollback.
 	unserved bool
-	// unlooked is for how long nobody has looked at the resource to write its StorageState; 0 where there is none.
+	// unlooked is how long nobody has looked at the resource to write its StorageState; 0 if there is none.
 	unlooked time.Duration
 }
 
@@ -123,23 +123,23 @@ func (r *resource) gone() bool {
 	return r.version == nil && r.state != nil && r.state.Status.Message == evolve.Gone
 }
 
-// unreported says whether nobody tells how the resource is stored, and nobody did lately: it is known by a
-// migration that somebody asked for, or from before.
+// unreported reports whether no server reports how the resource is stored, now or lately: it is known from a migration
+// that somebody asked for, or from before.
 func (r *resource) unreported() bool {
 	return r.version == nil && (r.state == nil || r.gone())
 }
 
-// unseen says whether there is a definition of which nobody has said yet how it is stored.
+// unseen reports whether the resource has a CustomResourceDefinition about whose storage nothing is known yet.
 func (r *resource) unseen() bool {
 	return r.crd != nil && r.state == nil && len(r.reports) == 0
 }
 
-// settled says that every object is in the encoding that all agree on.
+// settled reports whether every object is in the encoding that all servers agree on.
 func (r *resource) settled() bool {
 	return r.common != "" && len(r.stored) == 1 && r.stored[0] == r.common
 }
 
-// counts says whether the resource is one that servers store: not one that was stored once.
+// counts reports whether servers store the resource now, and not only in the past.
 func (r *resource) counts() bool {
 	return len(r.reports) > 0 || r.version == nil && r.state != nil && !r.unserved
 }

@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// Row is how one resource is stored: the encoding that each server writes, and those that may be in etcd.
+// Row shows how one resource is stored: the encoding that each server writes, and the encodings that may be in etcd.
 type Row struct {
 	Resource string `json:"resource"`
 	// State is how well it is.
 	State RowState `json:"state"`
-	// Written is the encoding that each server reports, by the server's ID. One that has not
-	// reported yet has Unknown. In a stock cluster, where no server reports, it is empty.
+	// Written is the encoding that each server reports, by the server's ID; Unknown for a server that has not reported
+	// yet. In a stock cluster, where no server reports, it is empty.
 	Written map[string]string `json:"written,omitempty"`
 	// Agreed is the encoding that all servers agree on; empty where they do not.
 	Agreed string `json:"agreed,omitempty"`
@@ -25,7 +25,7 @@ type Row struct {
 // RowState is how well a resource is.
 type RowState string
 
-// The states of a Row, those that are not well first.
+// The states of a Row, the most urgent first.
 const (
 	// Bad: something keeps it from being in one version.
 	Bad RowState = "bad"
@@ -35,7 +35,7 @@ const (
 	Moves RowState = "moving"
 	// Unsettled: objects may be in several versions, and no migration has been made yet.
 	Unsettled RowState = "unsettled"
-	// Unknown: there is a definition, and nobody has looked yet at what is stored of it.
+	// Unknown: there is a CustomResourceDefinition, and nobody has looked yet at how its objects are stored.
 	Unknown RowState = "unknown"
 	// Settled: every object is in the version that all servers agree on.
 	Settled RowState = "settled"
@@ -45,7 +45,7 @@ const (
 
 var rowStates = []RowState{Bad, Halted, Moves, Unsettled, Unknown, Settled, Past}
 
-// halts are the kinds of problems that somebody has wished for, or that pass by themselves.
+// halts are the kinds of problems that somebody wants, or that pass by themselves.
 var halts = []Kind{Paused, Waiting, Held}
 
 // row is the resource's, with the problems that were found of it.
@@ -90,7 +90,7 @@ func (x *index) row(r *resource, problems []Problem) Row {
 	return row
 }
 
-// Rank orders states: those that are not well come first.
+// Rank orders states, the most urgent first.
 func (s RowState) Rank() int { return slices.Index(rowStates, s) }
 
 // String is the row in one line.

@@ -30,7 +30,7 @@ type Moving struct {
 	LeftSeconds int64 `json:"leftSeconds,omitempty"`
 	// By is the server that migrates.
 	By string `json:"by,omitempty"`
-	// Behind are the resources whose migrations are done now, where this one waits until one of them has ended.
+	// Behind lists the resources whose migrations run now, if this one waits until one of them has finished.
 	Behind []string `json:"behind,omitempty"`
 
 	// atATime is how many migrations are done at a time.
@@ -49,8 +49,7 @@ const (
 	Pending  = "pending"
 )
 
-// stalledAfter is how long a migration may tell nothing: one that is being done writes its
-// condition anew every few seconds.
+// stalledAfter is how long a migration may write nothing: a running migration writes its condition every few seconds.
 const stalledAfter = 2 * time.Minute
 
 func movingOf(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving {
@@ -85,7 +84,7 @@ func movingOf(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving 
 	return moving
 }
 
-// moving is the migration as it is told: while etcd takes no writes it gets on at no rate, whatever it was before.
+// moving returns the migration for display: while etcd accepts no writes its rate is 0, whatever it was before.
 func (x *index) moving(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving {
 	moving := movingOf(r, m)
 	moving.Behind, moving.atATime = x.behind(r, m)
@@ -148,7 +147,7 @@ func (m Moving) share() float64 {
 	return min(1, float64(m.Done+m.Failed)/float64(m.Total))
 }
 
-// problem is the one that keeps the migration from going on; the Kind is empty if none does.
+// problem returns what keeps the migration from going on; the Kind is empty if nothing does.
 func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVersionMigration) Problem {
 	p := Problem{Resources: []string{m.Resource}}
 	switch running := migrationv1alpha1.True(of, migrationv1alpha1.MigrationRunning); {

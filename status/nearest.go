@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// nearestNamed is how many names are suggested for one that is wrong.
+// nearestNamed is how many names are suggested for a wrong one.
 const nearestNamed = 3
 
 // Nearest returns the resources whose names are spelled most like the name, at most three,

@@ -9,7 +9,7 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// Named is a CustomResourceDefinition of which only the metadata was read. Its name tells its resource.
+// Named returns a CustomResourceDefinition of which only the metadata was read. Its name determines its resource.
 func Named(metadata metav1.ObjectMeta) apiextensionsv1.CustomResourceDefinition {
 	gr := schema.ParseGroupResource(metadata.Name)
 	crd := apiextensionsv1.CustomResourceDefinition{ObjectMeta: metadata}

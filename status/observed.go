@@ -1,6 +1,6 @@
-// Package status says how a cluster is, to people: its servers, the encodings that they agree on,
-// the resources that move, those that wait and why. It decides on values that were read elsewhere
-// and reads nothing itself, so that every screen of "kubectl concord" is a table test.
+// Package status describes the state of a cluster to people: its servers, the encodings that they agree on, the
+// migrations, and what waits and why. It decides on values that were read elsewhere and reads nothing itself, so that
+// every screen of "kubectl concord" is a table test.
 package status
 
 import (
@@ -16,16 +16,16 @@ import (
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 )
 
-// Observed has the objects that were read of a cluster, each list once.
+// Observed has the objects that were read from a cluster, each kind once.
 type Observed struct {
 	// Now is the API server's time: Leases are judged by it, and not by the reader's clock.
 	Now time.Time `json:"now"`
-	// Renewals are what the reader has seen of each Lease's renewals by its own clock, by the Lease's name: clocks of
-	// servers differ.
+	// Renewals are the renewals of each Lease as the reader saw them by its own clock, by the Lease's name, because
+	// clocks of servers differ.
 	Renewals        map[string]Renewal                         `json:"renewals,omitempty"`
 	Leases          []coordinationv1.Lease                     `json:"leases,omitempty"`
 	StorageVersions []apiserverinternalv1alpha1.StorageVersion `json:"storageVersions,omitempty"`
-	// StorageVersionsUnserved says that the server which answered serves no StorageVersions, whatever servers report.
+	// StorageVersionsUnserved says that the server that answered serves no StorageVersions, whatever servers report.
 	StorageVersionsUnserved bool                                        `json:"storageVersionsUnserved,omitempty"`
 	States                  []migrationv1alpha1.StorageState            `json:"states,omitempty"`
 	Migrations              []migrationv1alpha1.StorageVersionMigration `json:"migrations,omitempty"`
@@ -37,7 +37,7 @@ type Observed struct {
 	Versions []versionv1alpha1.ClusterVersion `json:"versions,omitempty"`
 	Events   []corev1.Event                   `json:"events,omitempty"`
 	Left     []Gone                           `json:"left,omitempty"`
-	// FailedChecks are those of /readyz of the server that answers that fail, by name.
+	// FailedChecks are the failed checks of /readyz of the server that answered, by name.
 	FailedChecks []string `json:"failedChecks,omitempty"`
 	// Unread says of kinds that could not be read why not, such as that the user may not list
 	// them. Anything that depends on them is not known then.
@@ -50,8 +50,7 @@ type Gone struct {
 	At    time.Time            `json:"at"`
 }
 
-// StorageOf is the name of the version that objects are to be stored in; empty if the
-// definition names none.
+// StorageOf returns the name of the storage version; empty if the definition has none.
 func StorageOf(crd *apiextensionsv1.CustomResourceDefinition) string {
 	version, _ := apihelpers.GetCRDStorageVersion(crd)
 	return version

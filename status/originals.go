@@ -18,8 +18,8 @@ type Originals struct {
 	Manager *coordinationv1.Lease `json:"manager,omitempty"`
 }
 
-// leftAlone are those that have not ended and that nobody here does, where servers do not
-// report: those that do have them done.
+// leftAlone returns the problems of unfinished migrations of storagemigration.k8s.io that nobody here does, in
+// clusters whose servers do not report. Servers that report do them.
 func (o Observed) leftAlone() (problems []Problem) {
 	if len(o.StorageVersions) > 0 {
 		return nil

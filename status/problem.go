@@ -37,7 +37,7 @@ const (
 	BadObjects Kind = "BadObjects"
 	// MigrationFailed: a migration ended for another reason than its objects.
 	MigrationFailed Kind = "MigrationFailed"
-	// Stalled: a migration is running and has told nothing for a while, or gets on with nothing.
+	// Stalled: a running migration has written nothing for a while, or makes no progress.
 	Stalled Kind = "Stalled"
 	// Paused: somebody has paused a migration.
 	Paused Kind = "Paused"
@@ -51,14 +51,14 @@ const (
 
 var urgency = []Kind{NoneRenews, DeadServer, Idle, Unwritten, NotReady, StockAnswered, StockServer, SilentServer, LateServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
 
-// Problem keeps a server or a resource from being well, and says what to do about it.
+// Problem is something that is wrong with a server or a resource, and what to do about it.
 type Problem struct {
 	Kind Kind `json:"kind"`
 	// Server is the server's ID, where the problem is one.
 	Server string `json:"server,omitempty"`
-	// Resources are those that have the problem, or wait for the server.
+	// Resources are the resources that have the problem, or wait for the server.
 	Resources []string `json:"resources,omitempty"`
-	// Text says what is the matter.
+	// Text says what is wrong.
 	Text string `json:"text"`
 	// Objects are the first that cannot be migrated, of Failed.
 	Objects []Object `json:"objects,omitempty"`
@@ -67,13 +67,12 @@ type Problem struct {
 	Do  string `json:"do,omitempty"`
 	Run string `json:"run,omitempty"`
 
-	// alike is the same for problems that one line can tell, and merged is that line for
-	// several resources.
+	// alike is equal for problems that one line can describe, and merged returns that line for several resources.
 	alike  string
 	merged func(resources []string) string
 }
 
-// Object is one that cannot be migrated, as "namespace/name", and why.
+// Object is an object that cannot be migrated, as "namespace/name", and why.
 type Object struct {
 	Name    string `json:"name"`
 	Message string `json:"message"`
@@ -82,7 +81,7 @@ type Object struct {
 // namedResources is how many resources a line names.
 const namedResources = 3
 
-// gathered tells problems that are alike once, the most urgent first.
+// gathered merges problems that are alike, and sorts them, the most urgent first.
 func gathered(problems []Problem) []Problem {
 	var all []Problem
 	for _, p := range problems {

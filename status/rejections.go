@@ -16,15 +16,15 @@ var (
 	deniedBy   = regexp.MustCompile(`admission webhook "([^"]+)" denied the request`)
 	// deniedPolicy names the ValidatingAdmissionPolicy that refused an object.
 	deniedPolicy = regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'`)
-	// forbidden is a right that somebody lacks: who, the verb, the resource and its group. Long messages are cut.
+	// forbidden matches a missing right: the user, the verb, the resource and its group. Long messages are cut.
 	forbidden = regexp.MustCompile(`User "([^"]*)" cannot (\S+) resource "([^"]*)(?:"(?: in API group "([^"]*)"?)?)?`)
 	// invalid is a refusal by the schema or a rule of the object's definition.
 	invalid = regexp.MustCompile(`(?:Invalid|Required|Unsupported|Forbidden|Duplicate) value|Too (?:long|many|few)|Forbidden: `)
 	uid     = regexp.MustCompile(`\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 )
 
-// rejected are objects that the API server can read and does not take as they are. What is to be done
-// depends on who refuses them.
+// rejected describes objects that the API server can read but does not accept as they are. The advice depends on who
+// refuses them.
 func rejected(r *resource, m *migrationv1alpha1.StorageVersionMigration, of, kept string, n int64, named []migrationv1alpha1.MigrationFailure) Problem {
 	var told []migrationv1alpha1.MigrationFailure
 	var texts, advice []string
@@ -79,8 +79,8 @@ func refusal(r *resource, message, of, kept string) (text, do string) {
 	return text, mend
 }
 
-// nameless is the message of a failure without the name and UID of its object, so that objects which are refused for one
-// reason are told together.
+// nameless returns the message of a failure without the name and UID of its object, so that objects that are refused
+// for one reason are listed together.
 func nameless(f migrationv1alpha1.MigrationFailure) string {
 	message := f.Message
 	if right := forbidden.FindString(message); right != "" {

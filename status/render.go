@@ -194,8 +194,8 @@ func (p Problem) text(s Style, objects int) string {
 	return text.String()
 }
 
-// byMessage has a line for each message, with the objects that have it. Of a message no more than
-// so many characters are shown, 0 for all.
+// byMessage returns a line for each message, with its objects. A message is cut to longest characters, unless that is
+// 0.
 func byMessage(objects []Object, longest int) (lines []string) {
 	names := map[string][]string{}
 	var messages []string
@@ -211,7 +211,7 @@ func byMessage(objects []Object, longest int) (lines []string) {
 	return lines
 }
 
-// shortened is a text in one line of no more than so many characters, 0 for all of it.
+// shortened returns a text in one line, cut to longest characters, unless that is 0.
 func shortened(text string, longest int) string {
 	text = strings.Join(strings.Fields(text), " ")
 	if runes := []rune(text); longest > 0 && len(runes) > longest {
@@ -255,7 +255,7 @@ func (m Moving) text(s Style) string {
 	return s.wrapped("", "  ", title) + line + "\n"
 }
 
-// PerSecond is the rate of a running migration that has done so many objects: it is not 0 where any are done.
+// PerSecond formats the rate of a running migration that has done this many objects: it is not 0 if any are done.
 func PerSecond(rate, done int64) string {
 	if rate == 0 && done > 0 {
 		return "less than 1/s"

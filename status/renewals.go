@@ -10,11 +10,11 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// Renewal is what somebody has seen of a Lease who has read it more than once.
+// Renewal describes a Lease as seen in two or more readings.
 type Renewal struct {
 	// For is how long it has been as it is.
 	For metav1.Duration `json:"for"`
-	// Renewed says that it was seen to be renewed.
+	// Renewed says that the Lease was seen to be renewed.
 	Renewed bool `json:"renewed,omitempty"`
 }
 
@@ -67,9 +67,10 @@ const (
 	// stockSilence is how long a kube-apiserver without Concord may not renew its Lease until it
 	// counts as dead.
 	stockSilence = time.Minute
-	// stockRenews is the time between two renewals of such a one.
+	// stockRenews is the time between two renewals of a kube-apiserver without Concord.
 	stockRenews = 10 * time.Second
-	// longestDoubt is for how long nobody is kept waiting longer: a server whose Lease lasts longer is called unrenewed.
+	// longestDoubt is the longest time for which a command waits; a server whose Lease lasts longer is called
+	// unrenewed.
 	longestDoubt = 11 * time.Second
 )
 
@@ -86,7 +87,8 @@ func lastsFor(lease *coordinationv1.Lease) time.Duration {
 	return lasts
 }
 
-// watchFor is in which time a server that lives renews its Lease: one of Concord does so twice, or more, while it lasts.
+// watchFor returns the time in which a live server must have renewed its Lease: a Concord server renews it at least
+// twice within its duration.
 func watchFor(lease *coordinationv1.Lease, lasts time.Duration) time.Duration {
 	if storageversion.SilenceOf(lease) == agree.Stock {
 		return stockRenews + time.Second
@@ -94,8 +96,8 @@ func watchFor(lease *coordinationv1.Lease, lasts time.Duration) time.Duration {
 	return lasts/2 + time.Second
 }
 
-// age is how long ago a Lease was renewed, by the clocks of its server and of the one that answered; below 0 where
-// the first is ahead.
+// age returns how long ago a Lease was renewed, by the clocks of its server and of the one that answered; negative if
+// the former is ahead.
 func age(lease *coordinationv1.Lease, now time.Time) time.Duration {
 	if lease.Spec.RenewTime == nil {
 		return 0

@@ -8,7 +8,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// byScope divides failed objects: left are those that were stored while a definition of the same name had the other
+// byScope divides failed objects: left are objects that were stored while a definition of the same name had the other
 // scope.
 func (r *resource) byScope(named []migrationv1alpha1.MigrationFailure) (left, others []migrationv1alpha1.MigrationFailure) {
 	for _, f := range named {

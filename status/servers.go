@@ -17,16 +17,16 @@ import (
 // Server is one API server, by its identity Lease.
 type Server struct {
 	ID string `json:"id"`
-	// Release is the binary's. Emulates and ReadableFrom are the emulation version and the min
-	// compatibility version. A kube-apiserver without Concord tells none of them.
+	// Release is the release of the binary. Emulates and ReadableFrom are the emulation version and the min
+	// compatibility version. They are empty for a kube-apiserver without Concord.
 	Release      string `json:"release,omitempty"`
 	Emulates     string `json:"emulates,omitempty"`
 	ReadableFrom string `json:"readableFrom,omitempty"`
 	// State is serving, starting, dead, unrenewed, stock or silent.
 	State string `json:"state"`
-	// Aggregated says that it is no part of the control plane, but serves an aggregated API.
+	// Aggregated says that the server is not part of the control plane, but serves an aggregated API.
 	Aggregated bool `json:"aggregated,omitempty"`
-	// RenewedSecondsAgo is how long ago it renewed its Lease, as far as that is known.
+	// RenewedSecondsAgo is how long ago the server renewed its Lease, if that is known.
 	RenewedSecondsAgo int64 `json:"renewedSecondsAgo"`
 
 	silence agree.Silence
@@ -34,16 +34,16 @@ type Server struct {
 	renewed time.Duration
 	// lasts is how long its Lease does.
 	lasts time.Duration
-	// last says that no server of Concord lives which would delete its Lease.
+	// last says that no live Concord server exists that would delete its Lease.
 	last bool
-	// late says that others renew their Leases, and this one, which may live, does not; ahead that the
-	// time in its Lease lies in the future.
+	// late says that other servers renew their Leases, and this one, which may live, does not; ahead says that the
+	// time in its Lease is in the future.
 	late, ahead bool
 }
 
 // The states of a server.
 const (
-	// Serving: it renews its Lease and has reported. Whether it is ready its /readyz tells alone.
+	// Serving: the server renews its Lease and has reported. Only its /readyz shows whether it is ready.
 	Serving  = "serving"
 	Starting = "starting"
 	Dead     = "dead"
@@ -54,7 +54,7 @@ const (
 	Silent    = "silent"
 )
 
-// serversOf reads the servers of the identity Leases, those that are not well first.
+// serversOf returns the servers of the identity Leases, those with problems first.
 func serversOf(o Observed) []Server {
 	var servers []Server
 	for _, lease := range storageversion.Servers(slices.Clone(o.Leases)) {
@@ -87,19 +87,19 @@ func serversOf(o Observed) []Server {
 	return servers
 }
 
-// noneRenews says whether no server has renewed its Lease in time, the one that answers included.
-// An aggregated API server is not asked.
+// noneRenews reports whether no server has renewed its Lease in time, including the one that answers. Aggregated API
+// servers do not count.
 func noneRenews(servers []Server) bool {
 	stale := func(s Server) bool { return s.State == Dead || s.State == Unrenewed }
 	return slices.ContainsFunc(servers, func(s Server) bool { return !s.Aggregated }) &&
 		!slices.ContainsFunc(servers, func(s Server) bool { return !stale(s) })
 }
 
-// answers says whether the server seems to live and tells what servers report, to those who ask it.
+// answers reports whether the server seems to live and would show the servers' reports.
 func (s Server) answers() bool { return s.silence == "" && !s.Aggregated && s.State != Dead }
 
-// askedStock is the problem that a kube-apiserver has answered which serves no StorageVersions, of a cluster that has
-// others; the Kind is empty if none has, or if nobody can tell.
+// askedStock is the problem that a kube-apiserver without StorageVersions has answered in a cluster that has other
+// servers; the Kind is empty if that is not so, or not known.
 func (x *index) askedStock() Problem {
 	if !x.stockAnswered || len(x.Unread) > 0 {
 		return Problem{}
@@ -121,8 +121,8 @@ func (x *index) askedStock() Problem {
 	return p
 }
 
-// unready is the problem that the server which answers is not ready; the Kind is empty if it is, and
-// where unrenewed tells its checks.
+// unready is the problem that the server that answers is not ready; the Kind is empty if it is ready, or if unrenewed
+// already names its checks.
 func (x *index) unready() Problem {
 	if len(x.FailedChecks) == 0 || noneRenews(x.servers) {
 		return Problem{}
@@ -145,9 +145,9 @@ func (x *index) restored(p Problem) Problem {
 	return p
 }
 
-// unrenewed is the problem that no server renews its Lease; the Kind is empty if one does. Then
-// none is to be taken for dead: without its Lease a server that lives would take no deletes
-// either, by which etcd gets space.
+// unrenewed is the problem that no server renews its Lease; the Kind is empty if one does. Then no server must be
+// taken for dead: without its Lease a live server would accept no deletes either, and deletes are what makes room in
+// etcd.
 func (x *index) unrenewed() Problem {
 	if !noneRenews(x.servers) {
 		return Problem{}
@@ -202,7 +202,7 @@ func serverOf(lease *coordinationv1.Lease, now time.Time, seen Renewal) Server {
 	return s
 }
 
-// versions are those that the server's encodings depend on.
+// versions returns the versions on which the server's encodings depend.
 func (s Server) versions() string {
 	switch {
 	case s.Release == "":
@@ -213,8 +213,8 @@ func (s Server) versions() string {
 	return s.Release + " as " + s.Emulates
 }
 
-// problem is the one that the server is to others; the Kind is empty if it is none. waits
-// are the resources that wait for it.
+// problem returns the problem that the server causes for others; the Kind is empty if it causes none. waits are the
+// resources that wait for it.
 func (s Server) problem(waits []string) Problem {
 	deleted := fmt.Sprintf("kubectl delete lease -n %s %s", storageversion.IdentityNamespace, s.ID)
 	p := Problem{Server: s.ID, Resources: waits}

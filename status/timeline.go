@@ -45,22 +45,21 @@ const (
 const (
 	// keptMoments bounds a timeline.
 	keptMoments = 200
-	// together is how long things last that are told as one: the start of a server moves the
-	// agreement on all resources within a moment.
+	// together is the longest time within which similar occurrences are shown as one: the start of a server changes
+	// the agreement on all resources within a moment.
 	together = 5 * time.Second
 )
 
-// occurrence is a moment before those that are alike are told as one.
+// occurrence is a moment before similar ones are merged.
 type occurrence struct {
 	Moment
-	// alike is empty for an occurrence that is told by itself.
+	// alike is empty for an occurrence that is shown separately.
 	alike    string
 	resource string
 	objects  int64
 }
 
-// Timeline tells what happened since the oldest server that has a Lease was started, the
-// newest first.
+// Timeline returns what happened since the start of the oldest server that has a Lease, newest first.
 func Timeline(o Observed) []Moment {
 	var since time.Time
 	for _, lease := range storageversion.Servers(slices.Clone(o.Leases)) {
@@ -78,7 +77,7 @@ func Timeline(o Observed) []Moment {
 	return moments[:min(len(moments), keptMoments)]
 }
 
-// asOne tells occurrences that are alike and happen together in one moment.
+// asOne merges similar occurrences that happen together into one moment.
 func asOne(all []occurrence) []Moment {
 	moments := []Moment{}
 	type open struct {
@@ -145,8 +144,7 @@ func agreements(versions []apiserverinternalv1alpha1.StorageVersion) (all []occu
 	return all
 }
 
-// migrations are those that have ended, of which StorageStates remember the last, and those
-// that have begun.
+// migrations returns the finished migrations, the latest of which StorageStates remember, and those that have begun.
 func migrations(o Observed) (all []occurrence) {
 	for i := range o.States {
 		s := &o.States[i]
@@ -184,7 +182,7 @@ func ended(of migrationv1alpha1.GroupResource, p migrationv1alpha1.Past) occurre
 	return m
 }
 
-// told are Concord's Events but for those that say the same as migrations and histories.
+// told returns Concord's Events, without those that repeat migrations and histories.
 func told(o Observed) (all []occurrence) {
 	for i := range o.Events {
 		e := &o.Events[i]

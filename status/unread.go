@@ -19,7 +19,7 @@ var lacking = regexp.MustCompile(`from an invalid group/version: ([\w./-]+)|is r
 // sealed matches what they say of a value that no key of theirs opens.
 var sealed = regexp.MustCompile(`Undecryptable|unable to transform|not transformable|decrypt`)
 
-// unreadValue is what is the matter with a stored value that cannot be read.
+// unreadValue says what is wrong with a stored value that cannot be read.
 type unreadValue struct {
 	// version is the one it is in, and that servers do not have.
 	version string
@@ -33,8 +33,8 @@ func unreadBy(message string) unreadValue {
 	return unreadValue{sealed: sealed.MatchString(message)}
 }
 
-// unread tells the objects that cannot be read by what is the matter with them: those that can be saved
-// first. Objects that no failure names count with the first.
+// unread groups the unreadable objects by what is wrong with them, those that can be saved first. Objects that no
+// failure names count with the first group.
 func unread(r *resource, m *migrationv1alpha1.StorageVersionMigration, n, total int64, named []migrationv1alpha1.MigrationFailure) (problems []Problem) {
 	var all []unreadValue
 	of := map[unreadValue][]migrationv1alpha1.MigrationFailure{}
@@ -95,7 +95,7 @@ func (r *resource) has(version string) bool {
 	})
 }
 
-// lackedBy says who does not have a version.
+// lackedBy says which servers do not have a version.
 func (r *resource) lackedBy(version string) string {
 	switch {
 	case r.has(version):

@@ -17,8 +17,9 @@ import (
 const (
 	// followedWithin is longer than the controllers take to write what follows from an agreement.
 	followedWithin = time.Minute
-	// begunWithin is that for a migration where nobody can name all encodings: a server that did not report may
-	// have stopped, whose last writes are waited for: --migration-settle is not known here.
+	// begunWithin is the same time for a migration of a resource whose encodings are not all known: a server that did
+	// not report may have stopped, and its last writes are waited for. The value of --migration-settle is not known
+	// here.
 	begunWithin = 10 * time.Minute
 )
 
@@ -83,7 +84,7 @@ func (r *resource) agreedSince() (since time.Time) {
 	return since
 }
 
-// follows says whether the StorageState tells what servers agree on.
+// follows reports whether the StorageState shows what servers agree on.
 func (r *resource) follows() bool {
 	if r.state == nil {
 		return false
@@ -95,8 +96,8 @@ func (r *resource) follows() bool {
 	return state.Of == r.agreement.Ref && state.Current == r.agreement.Encoding
 }
 
-// unbegun says whether the resource has no migration that has begun or ended, nor one that waits for something,
-// though it needs one, and since when that may be.
+// unbegun reports whether the resource needs a migration and has none that has begun, finished or waits for something,
+// and since when that may be so.
 func (r *resource) unbegun() (idle bool, since time.Time) {
 	live := r.live()
 	if len(live) == 0 {
@@ -116,7 +117,7 @@ func (r *resource) unbegun() (idle bool, since time.Time) {
 	return true, since
 }
 
-// lastWritten is when somebody last wrote the object, such as to have a migration go on.
+// lastWritten returns when somebody last wrote the object, for example to resume a migration.
 func lastWritten(m *migrationv1alpha1.StorageVersionMigration) time.Time {
 	last := m.CreationTimestamp
 	for _, entry := range m.ManagedFields {

@@ -17,7 +17,7 @@ import (
 // Answer is why a resource is not, or may not be, where an upgrade wants it.
 type Answer struct {
 	Resource string `json:"resource"`
-	// Blocked says that a version which is not the target may still be stored.
+	// Blocked says that a version other than the target may still be stored.
 	Blocked bool `json:"blocked"`
 	// Summary says in a sentence what is the case.
 	Summary string `json:"summary"`
@@ -39,25 +39,25 @@ type Answer struct {
 // in a census.
 const unreadable = "unknown"
 
-// notKnown begins Answer.Counted where nobody has told anything of what is stored.
+// notKnown is the prefix of Answer.Counted if nothing is known about what is stored.
 const notKnown = "not known: there is no StorageState"
 
 // Share is how many objects are in one encoding.
 type Share struct {
 	Encoding string `json:"encoding"`
-	// Objects is nil where nobody has counted.
+	// Objects is nil if nobody has counted.
 	Objects *int64 `json:"objects,omitempty"`
 }
 
 // Counted is a census of one resource's stored objects by encoding.
 type Counted struct {
 	Objects map[string]int64
-	// Err is why nobody has counted; then Objects is nil.
+	// Err explains why nobody has counted; then Objects is nil.
 	Err string
 }
 
-// Why says what keeps a resource from having every object in one version. The error is that
-// nothing is known of the resource.
+// Why explains why not all objects of a resource are in one version. It returns an error if nothing is known about the
+// resource.
 func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	x := indexed(o)
 	r, known := x.of[gr]
@@ -94,8 +94,8 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	return a, nil
 }
 
-// target is the encoding that every object is to have: that of the definition of a custom
-// resource, else the one that servers agree on.
+// target returns the encoding that every object should have: the storage version of a custom resource's definition,
+// else the encoding that servers agree on.
 func (r *resource) target() agree.Encoding {
 	if r.crd == nil || StorageOf(r.crd) == "" {
 		return r.common
@@ -132,8 +132,8 @@ func (x *index) silentOf(r *resource) (ids []string) {
 	return ids
 }
 
-// summarize says what is the case, and what happens next by itself. silent are the servers that do not
-// report what they write, and counted says that there was a census.
+// summarize says what is the case, and what happens next by itself. silent are the servers that do not report what
+// they write, and counted says that there was a census.
 func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, counted bool) {
 	var total, old, unread int64
 	var others []string
@@ -210,8 +210,8 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, 
 	a.Next = r.next(a)
 }
 
-// summarizeUnserved says what is the case of a resource that no server serves. What is, or may
-// be, stored of it blocks a release that does not read it.
+// summarizeUnserved describes a resource that no server serves. Its objects, or possible objects, block a release that
+// cannot read them.
 func (r *resource) summarizeUnserved(a *Answer, counted bool, total int64) {
 	a.Blocked = len(a.Stored) > 0
 	switch {
@@ -388,9 +388,9 @@ func (a Answer) Obstacles(s Style) string {
 	return text.String()
 }
 
-// Resolve finds the resource that a name means: a plural name, with its group where that is
-// needed, or a custom resource's singular, short or kind's name. found are those that it may
-// mean; like are the three that are spelled most alike where it means none.
+// Resolve finds the resource that a name means: a plural name, with its group if necessary, or the singular, short or
+// kind name of a custom resource. found are the possible resources; like are the three most similar names if there are
+// none.
 func Resolve(o Observed, name string) (found, like []schema.GroupResource) {
 	x := indexed(o)
 	lower := strings.ToLower(name)

@@ -1,6 +1,6 @@
-// Command picture makes an SVG of the demo's output, which it reads from its standard input: the
-// text as a terminal shows it, in the reader's light or dark colours. Of the lines that tell the
-// demo's progress it leaves most out, and of the table those whose resources do not move.
+// Command picture makes an SVG of the demo's output, which it reads from its standard input: the text as a terminal
+// shows it, in the reader's light or dark colours. It leaves out most progress lines, and the table's rows of
+// resources that do not move.
 package main
 
 import (
@@ -24,8 +24,8 @@ func main() {
 	}
 }
 
-// The lines that stay: of progress those that tell of a step, of a server, or for the first time of a
-// resource's disagreement, of half of its migration, and of its end; and rows of moving resources.
+// The lines that stay are: a step, a server, the first disagreement about a resource, half of its migration, and its
+// end; and the rows of moving resources.
 var (
 	progress = regexp.MustCompile(`^\d\d:\d\d  `)
 	told     = regexp.MustCompile(`^\d\d:\d\d  (?:step |server-\d is (?:ready|killed|paused)|(\w+): .*(no agreement|50%|migration done, [1-9]))`)

@@ -148,7 +148,7 @@ func (r retryAfterReader) RoundTrip(request *http.Request) (*http.Response, erro
 	return response, err
 }
 
-// read returns the mark that an object shows, as the API tells it.
+// read returns the mark in an object, as the API returns it.
 func (e *Endpoint) read(ctx context.Context, key load.Key, version string) (load.Mark, error) {
 	raw, err := e.rest(key.Resource, version).Get().Resource(key.Resource.Resource).Name(key.Name).
 		SetHeader("Accept", runtime.ContentTypeJSON).MaxRetries(0).Do(ctx).Raw()
@@ -165,7 +165,7 @@ func (e *Endpoint) read(ctx context.Context, key load.Key, version string) (load
 // listPage is how many objects one answer of a list holds.
 const listPage = 500
 
-// List reads back all objects of one of the demo's resources.
+// List reads all objects of one of the demo's resources.
 func (e *Endpoint) List(ctx context.Context, gr schema.GroupResource, version string, found map[load.Key]load.Stored) error {
 	for token := ""; ; {
 		raw, err := e.rest(gr, version).Get().Resource(gr.Resource).

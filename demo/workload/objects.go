@@ -32,7 +32,7 @@ const (
 
 	// fillerBytes makes a stored object about 1 KiB.
 	fillerBytes = 480
-	// WriterPrefix begins the names of the writers' objects, LoadPrefix those of the loaded objects.
+	// WriterPrefix is the name prefix of the writers' objects, LoadPrefix that of the loaded objects.
 	WriterPrefix = "writer-"
 	LoadPrefix   = "load-"
 )

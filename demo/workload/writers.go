@@ -51,8 +51,8 @@ type client struct {
 	watcher  *Held // counts the requests in flight; may be nil
 }
 
-// object is something that a client owns: nobody else writes it, so its last mark is
-// known unless a write is in doubt.
+// object is an object that one client owns: only that client writes it, so its last mark is known unless a write is in
+// doubt.
 type object struct {
 	key  load.Key
 	last load.Mark
@@ -134,7 +134,7 @@ func (c *client) resolve(ctx context.Context, at *Endpoint, version string, o *o
 	return true, nil
 }
 
-// isObjectMissing tells a missing object from a path that is not served yet.
+// isObjectMissing distinguishes a missing object from a path that is not served yet.
 func isObjectMissing(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Details != nil && status.Status().Details.Name != ""
@@ -177,8 +177,8 @@ func StartWriters(ctx context.Context, count int, endpoints []*Endpoint, work *l
 	}
 }
 
-// policyEvery: of so many loaded objects one is a policy. Nobody has thousands of them, and a
-// server compiles each when it is created, which takes longer than all the rest of it.
+// policyEvery: one in this many loaded objects is a policy. Real clusters do not have thousands of policies, and a
+// server compiles each when it is created, which takes longer than everything else.
 const policyEvery = 20
 
 // LoadedResource says which resource the i-th loaded object is of: every other one is a

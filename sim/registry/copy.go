@@ -42,8 +42,8 @@ func CopyInto(from, to client.Object) {
 	}
 }
 
-// copyMeta does as the generated copy. It is a third of all the copying: a clone of a small map is one of its
-// memory, without a hash of a key.
+// copyMeta does what the generated copy does. It is a third of all the copying; cloning a small map copies its memory
+// without hashing its keys.
 func copyMeta(from, to *metav1.ObjectMeta) {
 	plain := *from
 	plain.Labels, plain.Annotations = nil, nil

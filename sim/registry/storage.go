@@ -44,8 +44,7 @@ type Storage struct {
 	objects objects
 	// LastUID counts the objects that were made.
 	LastUID int
-	// shelves are the API objects that are stored, by kind and name, as so much of the
-	// store's log has left them.
+	// shelves are the stored API objects by kind and name, as of a position in the store's log.
 	shelves   [Kinds][]Stored
 	shelvedTo int
 	// Changes are the events of the API objects, by kind.
@@ -57,8 +56,8 @@ func New(store *etcd.Store, full func() bool) *Storage {
 	return &Storage{store: store, full: full}
 }
 
-// objects are the API objects that were ever stored. A stored value is the number of one
-// of them: an object that is read is copied from there. None is changed after it was stored.
+// objects are the API objects that were ever stored. A stored value is the index of one of them, and a read copies
+// that object. Objects are never changed after they were stored.
 type objects struct{ all []client.Object }
 
 var _ runtime.Decoder = (*objects)(nil)
@@ -278,7 +277,7 @@ func (s *Storage) List(k Kind, list client.ObjectList, options *client.ListOptio
 	}
 }
 
-// next returns a new last item. The first one makes room for so many.
+// next returns a new last item. The first call makes room for room items.
 func next[T any](items *[]T, room int) *T {
 	if *items == nil {
 		*items = make([]T, 0, room)
@@ -287,7 +286,7 @@ func next[T any](items *[]T, room int) *T {
 	return &(*items)[len(*items)-1]
 }
 
-// ListSeen fills a list with the migrations as so many of their events have left them.
+// ListSeen fills a list with the migrations as they were after a number of their events.
 func (s *Storage) ListSeen(list *migrationv1alpha1.StorageVersionMigrationList, events int) {
 	var names []string
 	var seen []*migrationv1alpha1.StorageVersionMigration

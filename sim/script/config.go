@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Config holds the settings that differ between worlds besides their events.
+// Config holds the settings, besides events, in which worlds differ.
 type Config struct {
 	// Slots is how many servers there can be at a time, at most 4.
 	Slots int
@@ -18,9 +18,9 @@ type Config struct {
 	// More is how many more built-in resources servers report: with eight or more of them
 	// they work with lists.
 	More int
-	// Census says, if it is 1, that triggers count the stored objects before a stored set or
-	// storedVersions shrink. If it is 0 they believe what migrations say, as where nobody reads
-	// etcd: so both lines of defence are tried, each without the other.
+	// Census, if it is 1, makes triggers count the stored objects before a stored set or storedVersions shrink. If it
+	// is 0 they believe what migrations say, as where nobody can read etcd. So both lines of defence are tested
+	// without the other.
 	Census int
 	// Host is how many servers the cluster has to which this world's servers report: then they are replicas of an
 	// aggregated API server. 0: they are a cluster's own.

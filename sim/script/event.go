@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Verb is what an Event does.
+// Verb is the action of an Event.
 type Verb uint8
 
 // The verbs, with the form of their events in a script.
@@ -55,7 +55,7 @@ var verbName = [Verbs]string{
 	"define", "undefine", "purge", "admin", "settle", "key", "round",
 }
 
-// Event is one step of a world. One that begins with "host" is one of its host.
+// Event is one step of a world. An event that begins with "host" is one of the world's host.
 type Event struct {
 	Host bool
 	Do   Verb

@@ -13,10 +13,10 @@ import (
 	"github.com/concord-dev/concord/sim/invariant"
 )
 
-// discovery is a small world of its own: a cluster without StorageVersions, with one
-// resource and one object, of which the trigger learns by polling the discovery document
-// (KEP-2343; DESIGN 3.5). As the proposal asks, its storage version does not change twice
-// within a period. Its decisions are evolve's; nothing in it happens concurrently.
+// discovery is a small world of its own: a cluster without StorageVersions, with one resource and one object, about
+// which the trigger learns by polling the discovery document (KEP-2343; DESIGN 3.5). As the proposal requires, its
+// storage version does not change twice within a period. Its decisions are evolve's; nothing in it happens
+// concurrently.
 type discovery struct {
 	now, changed time.Time
 	shown        agree.Encoding

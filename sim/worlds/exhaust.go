@@ -34,7 +34,7 @@ var smallFiles embed.FS
 // threadLine begins a thread in a small world's text.
 const threadLine = "thread"
 
-// All returns the small worlds, by name, the one of the discovery document last.
+// All returns the small worlds by name, the one of the discovery document last.
 func All() ([]Small, error) {
 	files, err := smallFiles.ReadDir(".")
 	if err != nil {
@@ -238,7 +238,7 @@ func runnable(w *sim.World, threads []*thread, current int) []int {
 	return options
 }
 
-// Print tells the result of a search.
+// Print prints the result of a search.
 func (r Exhausted) Print(out io.Writer, s Small) {
 	switch {
 	case r.Violation != nil:
