@@ -128,7 +128,11 @@ func (a WriteState) String() string {
 func (a DeleteState) String() string { return "delete state: " + a.Why }
 
 func (a CreateMigration) String() string {
-	return fmt.Sprintf("create migration %s to %s, attempt %d", a.Name, a.Target, a.Attempt)
+	like := ""
+	if a.After != "" {
+		like = ", with the limits of " + a.After
+	}
+	return fmt.Sprintf("create migration %s to %s, attempt %d%s", a.Name, a.Target, a.Attempt, like)
 }
 
 func (a AdoptMigration) String() string {

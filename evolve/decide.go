@@ -198,7 +198,9 @@ func decideMigrations(o Observation, target Target) []Action {
 			starts = append(starts, AdoptMigration{Name: m.Name, Target: target, State: o.State.UID})
 		case m.Target == target:
 			tries.count(m)
-		case m.Made:
+		case m.created() && m.Phase == Failed && m.Limited:
+			tries.former = append(tries.former, m)
+		case m.Made || m.created() && m.Phase.Final():
 			stale = append(stale, withdraw(m, "it was made for "+m.Target.String()))
 			tries.live = tries.live || m.steered() // it begins anew, and no other one
 		case m.Phase == Pending:
@@ -212,7 +214,9 @@ func decideMigrations(o Observation, target Target) []Action {
 				Why: fmt.Sprintf("it was made for %s, servers now agree on %s", m.Target, target)})
 		}
 	}
-	if len(starts) == 0 && !tries.live && !o.State.Only(target.Encoding) && o.Policy.Manual == "" {
+	if tries.live || o.State.Only(target.Encoding) || o.Policy.Manual != "" {
+		stale = append(stale, tries.dropFormer()...)
+	} else if len(starts) == 0 {
 		wait := tries.wait(o.Now)
 		if wait > 0 {
 			return append(stale, Wait{For: wait, Why: fmt.Sprintf("%s before another migration", plural(tries.failures, "failure"))})
@@ -232,7 +236,7 @@ func decideMigrations(o Observation, target Target) []Action {
 // another one, or that is not known.
 func unserved(o Observation, m Migration) string {
 	served := ServedVersions(o.Resource, o.StorageVersion.Reports)
-	if m.Made || m.Version == "" || len(served) == 0 || slices.Contains(served, m.Version) {
+	if m.created() || m.Version == "" || len(served) == 0 || slices.Contains(served, m.Version) {
 		return ""
 	}
 	return fmt.Sprintf("no server serves %s in version %q of spec.resource, but in %s: name one of these, or none, since it does not choose the encoding", o.Resource, m.Version, strings.Join(served, ", "))
@@ -244,20 +248,26 @@ type attempts struct {
 	number   int // the highest attempt
 	failures int
 	failed   []Migration // those the trigger made
-	last     time.Time   // when the last one failed
-	lasting  int         // how many in a row, that one the last, did for a reason that does not pass by itself
+	// former failed for other targets. They stay until the next one takes their limits over.
+	former  []Migration
+	made    int       // the highest attempt of those that no user has paused or limited
+	last    time.Time // when the last one failed
+	lasting int       // how many in a row, that one the last, did for a reason that does not pass by itself
 	// overtaken and mended are that one's.
 	overtaken, mended bool
 }
 
 func (a *attempts) count(m Migration) {
 	a.number = max(a.number, m.Attempt)
+	if m.Made {
+		a.made = max(a.made, m.Attempt)
+	}
 	switch {
 	case !m.Phase.Final():
 		a.live = true
 	case m.Phase == Failed:
 		a.failures++
-		if m.Made {
+		if m.created() {
 			a.failed = append(a.failed, m)
 		}
 		if m.Ended.After(a.last) {
@@ -271,7 +281,7 @@ func (a *attempts) wait(now time.Time) time.Duration {
 	if a.failures == 0 {
 		return 0
 	}
-	a.failures = max(a.failures, a.number)
+	a.failures = max(a.failures, a.made)
 	switch {
 	case a.lasting > 0:
 		return remaining(a.last, LastingBackoff(a.lasting), now)
@@ -285,11 +295,15 @@ func (a *attempts) wait(now time.Time) time.Duration {
 
 // again replaces the failed attempts by a new one.
 func (a *attempts) again(o Observation, target Target) []Action {
-	var actions []Action
+	actions := a.dropFormer()
 	last := ""
+	for _, m := range slices.Concat(a.former, a.failed) {
+		if m.Limited {
+			last = m.Name
+		}
+	}
 	for _, m := range a.failed {
 		actions = append(actions, DeleteMigration{Name: m.Name, Why: "it failed and is tried again"})
-		last = m.Name
 	}
 	number := a.number + 1
 	return append(actions, CreateMigration{
@@ -300,6 +314,14 @@ func (a *attempts) again(o Observation, target Target) []Action {
 		Lasting: a.lasting,
 		Version: servedVersion(o.Resource, target.Encoding, o.StorageVersion.Reports),
 	})
+}
+
+// dropFormer deletes the failed attempts for other targets.
+func (a *attempts) dropFormer() (actions []Action) {
+	for _, m := range a.former {
+		actions = append(actions, DeleteMigration{Name: m.Name, Why: "it was made for " + m.Target.String()})
+	}
+	return actions
 }
 
 // servedVersion returns a version in which the resource can be requested: the encoding's if it is served, else the
@@ -463,6 +485,9 @@ func withdraw(m Migration, why string) Action {
 
 // steered reports whether a user has paused or limited a migration that has not finished.
 func (m Migration) steered() bool { return (m.Paused || m.Limited) && !m.Phase.Final() }
+
+// created reports whether the trigger created a migration, even if it is a user's since it was paused or limited.
+func (m Migration) created() bool { return m.Made || m.Attempt > 0 }
 
 // decideBeat refreshes the heartbeat of a state that is otherwise right.
 func decideBeat(o Observation) []Action {

@@ -211,6 +211,24 @@ var decisions = []struct {
 		[]string{"reset migration slow, which a user has paused or limited: it was made for batch/v2@sv/2"},
 	},
 	{
+		"one that failed since its version changed hands its limits on",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v2"),
+			Migrations: []Migration{{Name: "slow", Made: true, Limited: true, Phase: Failed, Target: Target{Ref{"sv", 2}, "batch/v2"}}}},
+		[]string{"delete migration slow: it was made for batch/v2@sv/2", "create migration cronjobs.batch-sv-3-1 to batch/v1@sv/3, attempt 1, with the limits of slow"},
+	},
+	{
+		"and stays while the servers settle",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v2"), Settling: time.Minute,
+			Migrations: []Migration{{Name: "slow", Made: true, Limited: true, Phase: Failed, Target: Target{Ref{"sv", 2}, "batch/v2"}}}},
+		[]string{"wait 1m0s: " + settling},
+	},
+	{
+		"one that began anew with its limits hands them on when it fails",
+		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v2"), Now: time.Unix(100, 0),
+			Migrations: []Migration{{Name: "slow", Attempt: 7, Limited: true, Phase: Failed, Target: Target{Ref{"sv", 3}, "batch/v1"}, Ended: time.Unix(100, 0).Add(-Backoff(1))}}},
+		[]string{"delete migration slow: it failed and is tried again", "create migration cronjobs.batch-sv-3-8 to batch/v1@sv/3, attempt 8, with the limits of slow", "heartbeat"},
+	},
+	{
 		"agreement needs both the common encoding and the history",
 		Observation{StorageVersion: func() *StorageVersion { sv := at(3, "batch/v1", "batch/v2"); sv.Common = "batch/v1"; return sv }(),
 			State: because(state(3, Unknown, "batch/v1", "batch/v2"), differ)},

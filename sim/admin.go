@@ -8,6 +8,7 @@ import (
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/utils/ptr"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -152,7 +153,8 @@ func (w *World) admin(what string) bool {
 	return done
 }
 
-// pauseMigrations has the migrations of a resource that are not final paused, or go on.
+// pauseMigrations pauses the migrations of a resource that are not final, or resumes them. A paused one also gets a
+// limit, which it keeps.
 func (w *World) pauseMigrations(r *object.Resource, paused bool) bool {
 	var changed []*migrationv1alpha1.StorageVersionMigration
 	for n := 0; ; n++ {
@@ -166,6 +168,9 @@ func (w *World) pauseMigrations(r *object.Resource, paused bool) bool {
 	}
 	for _, m := range changed {
 		m.Spec.Paused = paused
+		if paused {
+			m.Spec.MaxObjectsPerSecond = ptr.To[int64](1000)
+		}
 		w.must(w.api.Put(registry.Migrations, m))
 	}
 	return len(changed) > 0

@@ -167,7 +167,7 @@ func (c *Controller) createMigration(ctx context.Context, l *look, a evolve.Crea
 	}}
 	m.Name = a.Name
 	if failed := l.migrations[a.After]; failed != nil {
-		m.Spec.Paused, m.Spec.MaxObjectsPerSecond, m.Spec.MaxAddedLatency = failed.Spec.Paused, failed.Spec.MaxObjectsPerSecond, failed.Spec.MaxAddedLatency
+		m.Spec.MaxObjectsPerSecond, m.Spec.MaxAddedLatency = failed.Spec.MaxObjectsPerSecond, failed.Spec.MaxAddedLatency
 	}
 	m.Labels = map[string]string{migrationv1alpha1.MadeByLabel: migrationv1alpha1.MadeByTrigger}
 	m.Annotations = map[string]string{migrationv1alpha1.AttemptAnnotation: strconv.Itoa(a.Attempt)}

@@ -30,7 +30,7 @@ type window struct {
 func (w window) taken(now time.Time, took time.Duration) window {
 	grows := 1.0
 	if w.gentle != nil {
-		next := w.gentle.after(took)
+		next := w.gentle.after(now, took)
 		w.gentle, grows = &next, next.grows(w.limit)
 		if grows < 0 && w.cut.IsZero() {
 			w.cut = now
@@ -61,8 +61,9 @@ type gentle struct {
 	most        time.Duration
 	base, usual time.Duration
 	patches     int
-	// shortest and resting are of this rest: its shortest patch, and how long all of them took.
+	// shortest and resting are of this rest, which began at began: its shortest patch, and how long all of them took.
 	shortest, resting time.Duration
+	began             time.Time
 }
 
 const (
@@ -79,10 +80,17 @@ const (
 
 func (g gentle) rests() bool { return g.patches%restEvery < rested }
 
-func (g gentle) after(took time.Duration) gentle {
+// after returns what is known after a patch that ended now. A rest counts only patches that began in it: others ran beside
+// more.
+func (g gentle) after(now time.Time, took time.Duration) gentle {
 	if !g.rests() {
 		g.base, g.usual = min(g.base, took), time.Duration(smooth*float64(g.usual)+(1-smooth)*float64(took))
-		g.patches++
+		if g.patches++; g.rests() {
+			g.began = now
+		}
+		return g
+	}
+	if now.Add(-took).Before(g.began) {
 		return g
 	}
 	if g.patches%restEvery == 0 {

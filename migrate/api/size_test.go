@@ -148,9 +148,11 @@ func TestGentle(t *testing.T) {
 		"it is bound to be one": {gentle{most: 1}, 0.1, 1, 1},
 	} {
 		w := window{limit: 1, most: 32, gentle: &test.of}
-		for i := range 5500 {
+		now := time.Unix(0, 0)
+		for range 5500 {
 			took := time.Duration(float64(4*time.Millisecond) * max(1, float64(w.now())/test.processors))
-			w = w.taken(time.Time{}.Add(time.Duration(i+1)), took)
+			now = now.Add(took)
+			w = w.taken(now, took)
 		}
 		if w.limit < test.least || w.limit > test.most {
 			t.Errorf("%s: %v under way, want %v to %v", name, w.limit, test.least, test.most)
@@ -160,33 +162,56 @@ func TestGentle(t *testing.T) {
 
 // TestGentleSlow: where each patch takes seconds, as behind a slow webhook, few of them are made one at a time.
 func TestGentleSlow(t *testing.T) {
-	g := gentle{}
+	g, now := gentle{}, time.Unix(0, 0)
+	after := func(took time.Duration) {
+		now = now.Add(took)
+		g = g.after(now, took)
+	}
 	for range leastRested {
 		if !g.rests() {
 			t.Fatal("it does not rest at first")
 		}
-		g = g.after(20 * time.Second)
+		after(20 * time.Second)
 	}
 	if g.rests() || g.base != 20*time.Second || g.grows(1) != 1 {
 		t.Errorf("after %d patches of 20 s it rests: %t, and knows of %v", leastRested, g.rests(), g.base)
+	}
+	for !g.rests() {
+		after(20 * time.Second)
+	}
+	// Patches that were under way when it began ran beside others: they do not end it.
+	for range 2 * leastRested {
+		g = g.after(now, 80*time.Second)
+	}
+	if !g.rests() {
+		t.Error("patches of before the rest have ended it")
+	}
+	after(10 * time.Second)
+	after(10 * time.Second)
+	if g.rests() || g.base != 10*time.Second {
+		t.Errorf("it rests: %t, and knows of %v", g.rests(), g.base)
 	}
 }
 
 // TestGentleAgain: a server that has become slower is not taken for one where patches wait, once one
 // alone has taken as long.
 func TestGentleAgain(t *testing.T) {
-	g := gentle{}
+	g, now := gentle{}, time.Unix(0, 0)
+	after := func(took time.Duration) {
+		now = now.Add(took)
+		g = g.after(now, took)
+	}
 	for range restEvery {
-		g = g.after(time.Millisecond)
+		after(time.Millisecond)
 	}
 	for range rested - 1 {
-		g = g.after(5 * time.Millisecond)
+		after(5 * time.Millisecond)
 	}
 	if g.base != time.Millisecond || !g.rests() {
 		t.Errorf("base is %v in a rest", g.base)
 	}
 	for range 100 {
-		g = g.after(5 * time.Millisecond)
+		after(5 * time.Millisecond)
 	}
 	if g.base != 5*time.Millisecond || g.rests() || g.grows(1) != 1 {
 		t.Errorf("base is %v behind it, usual %v", g.base, g.usual)

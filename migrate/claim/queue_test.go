@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
@@ -50,4 +51,23 @@ func TestLater(t *testing.T) {
 			t.Errorf("they are taken in the order %q, want %q", got, test.want)
 		}
 	}
+}
+
+// TestLaterAtLast: others that come again and again, as where they fail, do not keep those that come later from their turn
+// for ever.
+func TestLaterAtLast(t *testing.T) {
+	l := &lanes{soon: workqueue.DefaultQueue[string](), late: workqueue.DefaultQueue[string](), later: func(name string) bool { return name == "built-in" }}
+	l.Push("built-in")
+	l.Push("failing")
+	for turn := range turnsOfLate {
+		switch name := l.Pop(); {
+		case name == "failing":
+			l.Push(name)
+		case turn == turnsOfLate-1:
+			return
+		default:
+			t.Fatalf("%s has turn %d", name, turn)
+		}
+	}
+	t.Errorf("it has none of %d turns", turnsOfLate)
 }

@@ -276,7 +276,9 @@ func SetWaiting(m *StorageVersionMigration, why string, now metav1.Time) {
 	if why == "" {
 		c.Reason, c.Message = ReasonPending, "no server has begun"
 	}
-	m.Status.Phase = PhasePending
+	if m.Status.Phase = PhasePending; m.Spec.Paused {
+		m.Status.Phase = PhasePaused
+	}
 	m.Status.set(c)
 }
 
