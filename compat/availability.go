@@ -59,7 +59,7 @@ func judge(l Lifecycle, o Options, want preference, older string) VersionPlan {
 	}
 }
 
-// unread lists the features whose history cannot be read. They are reported and not judged.
+// isAlpha reports whether l is an alpha version that no default and no emulation enables.
 func isAlpha(l Lifecycle) bool {
 	return maturityOf(l.Version) == alpha && !own.Has(l.GroupVersion())
 }

@@ -1,4 +1,6 @@
-// isAlpha reports whether l is an alpha version that no default and no emulation enables.
+// Package compat decides, from lifecycle data and three versions, how an API server of one release behaves when it
+// emulates another (KEP-4330): which versions of which resources it serves and why, and in which version it stores
+// each resource. Everything here is a function of its arguments.
 package compat
 
 import (
@@ -57,9 +59,10 @@ type Options struct {
 	// MinCompatibility is the oldest release that must be able to read what is stored. Default DefaultMinCompatibility.
 	MinCompatibility *version.Version
 
-	// Package compat decides, from lifecycle data and three versions, how an API server of one release behaves when it
-	// emulates another (KEP-4330): which versions of which resources it serves and why, and in which version it stores
-	// each resource. Everything here is a function of its arguments.
+	// RuntimeConfig are the values of --runtime-config. A key is "<group>/<version>", "v1" or "/v1" for the core group,
+	// either followed by "/<resource>", or one of "api/all", "api/ga", "api/beta", "api/alpha"; a value is "true",
+	// "false" or "" for true. The most specific key wins. A key that names a version enables it even if it is newer than
+	// Emulation (KEP-4330).
 	RuntimeConfig map[string]string
 	// BetaOnByDefault are the beta versions that are served without being asked for. Since Kubernetes 1.24 new ones are not.
 	BetaOnByDefault sets.Set[schema.GroupVersion]

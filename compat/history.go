@@ -21,7 +21,7 @@ const (
 	InRange Rule = "in-range"
 )
 
-// similar returns the features whose names are most like an unknown name.
+// Breach is a violation of a rule by a change of a feature's history.
 type Breach struct {
 	Feature string
 	Rule    Rule
@@ -33,7 +33,9 @@ func (b Breach) String() string {
 	return fmt.Sprintf("feature %s breaks the rule %s: %s", b.Feature, b.Rule, b.Detail)
 }
 
-// Breach is a violation of a rule by a change of a feature's history.
+// CheckHistories compares the histories that a binary declares with the recorded ones, and returns the breaches of
+// rules, sorted by feature. Phases that a release before the binary had must not be added or taken back. A feature may
+// leave the code when no release in range can distinguish its absence from its presence (Removable); its record stays.
 func CheckHistories(recorded, declared map[string][]Phase, binary *version.Version) []Breach {
 	names := slices.Sorted(maps.Keys(recorded))
 	for _, name := range slices.Sorted(maps.Keys(declared)) {

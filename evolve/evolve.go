@@ -167,8 +167,8 @@ type Migration struct {
 	// Lasting is how many attempts in a row, this one the last of them, have failed for a reason that does not pass by
 	// itself; 0 if this one has not.
 	Lasting int
-	// Overtaken says that the definition had changed while a failed migration ran, Mended that it has changed since
-	// the failure: the change may be the repair.
+	// Overtaken says that the migration failed because the definition changed while it ran, Mended that the definition
+	// has changed since the failure: the change may be the repair.
 	Overtaken, Mended bool
 	// Made says that the trigger created the migration, and not a user.
 	Made bool
@@ -256,7 +256,8 @@ type Policy struct {
 	// Initial is the stored set of a new StorageState, beside the encodings reported; nil for
 	// Unknown.
 	Initial []agree.Encoding
-	// Manual explains why migrations are only made when somebody asks for one; empty if they are made automatically.
+	// Manual explains why no migration is made unless somebody asks for one, and why automatic ones that exist are ended;
+	// empty if migrations are made automatically.
 	Manual string
 	// TakeOver has migrations ended that another migrator has begun.
 	TakeOver bool

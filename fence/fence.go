@@ -29,8 +29,9 @@ import (
 // Permits knows where this server's reports stand.
 type Permits interface {
 	// Revision returns the etcd revision of the resource's StorageVersion at which this server's report for the
-	// encoding stands; it is positive. An error ends the write: it wraps agree.ErrSuperseded if the server reports
-	// another, newer encoding, and is a 503 of apimachinery's errors with RetryAfterSeconds otherwise.
+	// encoding stands; it is positive. An error is final for the call that wants to write: it wraps
+	// agree.ErrSuperseded if the server reports another, newer encoding, and is a 503 of apimachinery's errors with
+	// RetryAfterSeconds otherwise.
 	Revision(ctx context.Context, gr schema.GroupResource, enc agree.Encoding) (int64, error)
 	// Moved reports that a transaction at etcd revision at wrote nothing, because it found the StorageVersion as
 	// written at revision mod, with these reports; mod is 0 if it does not exist. Nil means that the write may be

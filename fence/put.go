@@ -30,7 +30,7 @@ type fencedClient struct {
 	versions *storageVersions
 	gr       schema.GroupResource
 	enc      agree.Encoding
-	// stamped says that the values carry the key with which they are encrypted.
+	// stamped says that the values carry the Seal of the key with which they are encrypted.
 	stamped bool
 }
 
@@ -94,8 +94,8 @@ func (c *fencedClient) OptimisticPut(ctx context.Context, key string, value []by
 	return kubernetes.PutResponse{}, storageversion.Unavailable(c.gr, "storage version of %s changed %d times during one write", c.gr, maxAttempts)
 }
 
-// attempt is the result of one transaction: the object, and the StorageVersion if its compare failed (nil if there is
-// none).
+// attempt is the result of one transaction: of the object and, if one of its compares failed, of the StorageVersion (nil
+// if there is none).
 type attempt struct {
 	kubernetes.PutResponse
 	fence *mvccpb.KeyValue

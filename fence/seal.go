@@ -21,8 +21,8 @@ type Sealer interface {
 	Current() agree.Seal
 }
 
-// stamping appends the Seal and its length to each encrypted value, so that the fenced client, which receives only
-// bytes from the store, knows how the value is sealed.
+// stamping appends the Seal and its length to each value, so that the fenced client, which receives only bytes from the
+// store, knows how the value is sealed.
 type stamping struct{ Sealer }
 
 // TransformToStorage implements value.Write.

@@ -204,8 +204,8 @@ func (f *Fence) storeClient(s Store) (*kubernetes.Client, func()) {
 	return client, release
 }
 
-// cachedStore puts a watch cache on top of a store. For a custom resource the cache is built at the first read, unless
-// the one of the previous store can be taken over; for other resources it is built at once.
+// cachedStore puts a watch cache on top of a store. For a custom resource the cache is built when it is first used,
+// unless the one of the previous store can be taken over; for other resources it is built at once.
 func (f *Fence) cachedStore(s Store, raw storage.Interface, open *use, config cacher.Config) (storage.Interface, func(), error) {
 	if s.ServedVersion == "" {
 		c, err := fill(raw, open, config, func() {})

@@ -166,8 +166,8 @@ func (j *Join) countLeft(ctx context.Context, gr schema.GroupResource, target ev
 	return left.Found, err
 }
 
-// notStored explains why a resource that this server does not store cannot be counted: another server stores it, or it
-// is a custom resource whose CustomResourceDefinition the informer has not shown yet.
+// notStored explains why a resource that this server does not know to be stored cannot be counted: another server stores
+// it, or it is a custom resource whose CustomResourceDefinition the informer has not shown yet.
 func (j *Join) notStored(ctx context.Context, gr schema.GroupResource) error {
 	if !j.crds.stores {
 		return trigger.ErrNotStored

@@ -136,7 +136,7 @@ func (r *Ring) Listen(tell func(member.Encryption)) {
 	r.changed()
 }
 
-// changed passes the current encryption to the listeners.
+// changed passes the current encryption to the function that Listen registered.
 func (r *Ring) changed() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -158,9 +158,9 @@ func (r *Ring) changed() {
 
 var unfenced = storageversion.Unfenced()
 
-// exempt reports whether a resource is always written unencrypted. These are the three resources that the fence does
-// not bind (DESIGN 3.1), because nobody could prove that no server writes them with an old key. A server other than
-// Concord's may have encrypted them; the keys of the configuration still decrypt such values.
+// exempt reports whether a resource is written unencrypted whatever the configuration says. This holds for the three
+// resources that the fence does not bind (DESIGN 3.1): nobody could prove of them that no server writes with an old
+// key. A server other than Concord's may have encrypted them; the keys of the configuration still decrypt such values.
 func exempt(gr schema.GroupResource) bool { return unfenced.Has(gr) }
 
 // Run follows the file and the KMS plugins until ctx ends, looking every so often.
@@ -364,7 +364,7 @@ func (r *Ring) Pin(gr schema.GroupResource, seal agree.Seal) (value.Transformer,
 	return pinned{ring: r, gr: gr, seal: seal}, nil
 }
 
-// TransformFromStorage implements value.Read. A value is stale if it is encrypted with another key, or if the
+// TransformFromStorage implements value.Read. A value is stale if it is not encrypted with the key, or if the
 // providers would encrypt it again.
 func (p pinned) TransformFromStorage(ctx context.Context, data []byte, dataCtx value.Context) ([]byte, bool, error) {
 	k := p.ring.Keys()

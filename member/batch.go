@@ -110,13 +110,13 @@ func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []cla
 	return unchecked, append(failed, errs...), nil
 }
 
-// overtaken reports whether another server has written a StorageVersion since it was read.
+// overtaken reports whether another writer has created, changed or deleted a StorageVersion since it was read.
 func overtaken(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || storageversion.IsGone(err)
 }
 
-// placeListed is like place, with a StorageVersion from a list. If another server has written it since (nil: created
-// it), it is read once more, and then the participants.
+// placeListed is like place, with a StorageVersion from a list. If another writer has changed it since, or created
+// it (nil), it is read once more, and then the participants.
 func (m *Member) placeListed(ctx context.Context, c claim, sv *v1alpha1.StorageVersion, participants agree.Participants) error {
 	if sv != nil {
 		err := m.place(ctx, c, sv, participants)

@@ -52,9 +52,9 @@ type Config struct {
 	// returns nil. Package controller/collect has the implementation.
 	Bury func(ctx context.Context, id agree.ServerID) error
 	// Erase, if not nil, makes this the Member of a server whose feature gate StorageVersionAPI is off (DESIGN 3.8):
-	// its identity Lease says so and it reports nothing. Erase deletes all StorageVersions and is called for every
-	// registration. Until it has returned nil, Admit lets no write pass except those that registering needs. Bury is
-	// not called.
+	// its identity Lease says so and it reports nothing. Erase deletes all StorageVersions, however many there are,
+	// and is called for every registration. Until it has returned nil, Admit lets no write pass except those that
+	// registering needs. Bury is not called.
 	Erase func(ctx context.Context) error
 
 	Versions Versions

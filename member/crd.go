@@ -77,7 +77,7 @@ func define(crd *apiextensionsv1.CustomResourceDefinition) (*definition, error) 
 	return d, nil
 }
 
-// see records a CRD. It reports whether the encoding to be reported changes.
+// see records a CRD. It reports whether the report has to change.
 func (s *state) see(d *definition) bool {
 	t := s.target
 	if d.version < t.version || d.version == t.version && t.known && !t.absent {
@@ -102,8 +102,7 @@ func (s *state) see(d *definition) bool {
 	return true
 }
 
-// forget records that a CRD was deleted, as of a resourceVersion. It reports whether the encoding to be reported
-// changes.
+// forget records that a CRD was deleted, as of a resourceVersion. It reports whether the report has to change.
 func (s *state) forget(uid types.UID, version int64) bool {
 	if s.target.absent || s.target.known && s.target.uid != uid || version < s.target.version {
 		return false
@@ -118,8 +117,8 @@ func (s *state) forget(uid types.UID, version int64) bool {
 // at the start are known: they come in quick succession.
 const gatherTime = 10 * time.Millisecond
 
-// ObserveCRD handles an event of a CRD: it records the encoding to be reported and wakes a worker (DESIGN 3.3). Events
-// may be late, repeated, or older than a CRD that was already read. It never blocks.
+// ObserveCRD handles an event of a CRD: it records what has to be reported and wakes a worker (DESIGN 3.3). Events may
+// be late, repeated, or older than a CRD that was already read. It never blocks.
 func (m *Member) ObserveCRD(crd *apiextensionsv1.CustomResourceDefinition) {
 	d, err := define(crd)
 	if err != nil {
@@ -149,8 +148,7 @@ func (m *Member) gather(s *state) {
 	wake(m.wakeReports)
 }
 
-// see records a CRD, and returns the resource's state if the encoding to be reported has changed. The caller holds
-// m.mu.
+// see records a CRD, and returns the resource's state if its report has to change. The caller holds m.mu.
 func (m *Member) see(d *definition) *state {
 	s := m.resources[d.gr]
 	if s == nil {
@@ -292,7 +290,7 @@ func (m *Member) goneCRD(c claim) {
 }
 
 // recheck reads the CRD before a report, because it may have been deleted or changed without an event yet. It returns
-// the claim with the encoding that is to be reported now.
+// the claim with what is to be reported now.
 func (m *Member) recheck(ctx context.Context, c claim) (claim, error) {
 	d, err := m.readCRD(ctx, c.target.resource.CRD)
 	if err != nil {

@@ -19,8 +19,8 @@ import (
 )
 
 var (
-	// ErrLeaseGone is returned when this server's identity Lease no longer exists: the server is not a participant and
-	// has to register again.
+	// ErrLeaseGone is returned when this server's identity Lease is known to be gone: the server is not a participant
+	// and has to register again.
 	ErrLeaseGone = errors.New("this server's identity Lease is gone")
 
 	errDeparted = errors.New("this server is stopping")

@@ -11,10 +11,10 @@ const (
 	// minLimit bounds from below how long an attempt to report may take, and a list that many
 	// of them share: a server under load answers some requests after seconds.
 	minLimit = 10 * time.Second
-	// maxLimit is the upper bound of the limit: Leases may be long, but a request that hangs has to be noticed.
+	// maxLimit bounds it from above, before doublings: Leases may be long, but a request that hangs has to be noticed.
 	maxLimit = time.Minute
-	// limitDoublings is how often the limit of a failed attempt is doubled, because a list that takes longer than the
-	// limit has to succeed at last.
+	// limitDoublings is the maximum number of times that the limit is doubled, once after each failed attempt: a list
+	// that takes longer than the limit has to succeed at last.
 	limitDoublings = 3
 )
 

@@ -236,7 +236,7 @@ func (o *Own) read(ctx context.Context, name string) (*apiextensionsv1.CustomRes
 
 // elsewhere explains that Concord's controllers migrate a resource, which the heartbeat of its StorageState shows:
 // each of the two would put back what the other prunes. Without the right to read StorageStates, or without any, it
-// finds none.
+// returns "".
 func (o *Own) elsewhere(ctx context.Context, gr schema.GroupResource) (string, error) {
 	state := &migrationv1alpha1.StorageState{}
 	state.Name = migrationv1alpha1.StateName(gr)

@@ -142,8 +142,8 @@ func (p *prover) listable(ctx context.Context, job claim.Job) (schema.GroupVersi
 	return resource, list.ResourceVersion, nil
 }
 
-// list sends the objects to be patched: all, or those that were written later and a uniform sample of the others. It
-// sends some twice if it has to begin again.
+// list sends the objects to be patched: all, or those that were written later and a uniform sample of all. It sends
+// some twice: objects that are both, or if it has to begin again.
 func (x *provingPass) list(ctx context.Context, to chan<- examinee) error {
 	var sample []metav1.PartialObjectMetadata
 	seen, sent := 0, 0

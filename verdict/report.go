@@ -81,7 +81,7 @@ func (r *Report) count(f compat.Finding, s compat.Stored) {
 	}
 }
 
-// unread tells of how many resources not all raw values were read; "" if there are none.
+// unread says for how many resources not all raw values were read; "" if there are none.
 func (r Report) unread() string {
 	var all []string
 	if r.Remembered > 0 {
@@ -97,7 +97,7 @@ func (r Report) unread() string {
 type untold struct {
 	// damaged is the first that has values which cannot be read.
 	damaged string
-	// unreported says that no server reports some of them, noConcord that the server that answered knows of no
+	// unreported says that no server reports some of them, noConcord that the server that answered shows no
 	// reports, silent that one of several servers reports nothing, and encrypted that values are encrypted. In these
 	// cases waiting does not help.
 	unreported, noConcord, silent, encrypted bool

@@ -115,7 +115,7 @@ func ControlPlane(identities []coordinationv1.Lease) []coordinationv1.Lease {
 }
 
 // Reporting returns the identity Leases of control plane servers that report what they store. If there is one, a
-// kube-apiserver that serves no StorageVersions is another server beside it. It reuses the slice.
+// kube-apiserver that serves no StorageVersions is another server beside it. The slice stays unchanged.
 func Reporting(identities []coordinationv1.Lease) []coordinationv1.Lease {
 	return slices.DeleteFunc(ControlPlane(slices.Clone(identities)), func(l coordinationv1.Lease) bool { return SilenceOf(&l) != "" })
 }

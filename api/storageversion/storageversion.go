@@ -85,8 +85,8 @@ func Reports(sv *v1alpha1.StorageVersion) []agree.Report {
 // unreadableSeal stands for a Seal that cannot be read from the annotation.
 const unreadableSeal agree.Seal = "unreadable:"
 
-// sealsOf returns a function that returns each server's Seal. A server whose annotation cannot be read does not count
-// as one that does not encrypt.
+// sealsOf returns a function that returns each server's Seal. If the annotation cannot be read, no server counts as one
+// that does not encrypt.
 func sealsOf(sv *v1alpha1.StorageVersion) func(agree.ServerID) agree.Seal {
 	value, ok := sv.Annotations[SealsAnnotation]
 	if !ok {

@@ -114,7 +114,7 @@ type vacancy struct {
 // reports them. An aggregated server does not announce its start, is often the only one, and may be far away, so that
 // each step of its reports takes long. Deleting its StorageVersion would lose the record of epochs, and everything
 // would be migrated again after its restart. The time counts from when this collector first saw a StorageVersion in
-// its current state; no other clock matters. The collector's Step goroutine owns this state.
+// its current state; no other clock matters. Only the goroutine that calls Step may call keep.
 func (c *Collector) keep(items []v1alpha1.StorageVersion) map[string]bool {
 	now, kept, vacant := c.cfg.Clock.Now(), map[string]bool{}, map[string]vacancy{}
 	for i := range items {

@@ -62,8 +62,8 @@ func decide(gv schema.GroupVersion, original *storagemigrationv1.StorageVersionM
 	return p
 }
 
-// taken reports whether the status of a migration already says that it is done here, so that kube-controller-manager's
-// migrator does not start it.
+// taken reports whether the status of a migration already says that Concord does it, so that kube-controller-manager's
+// migrator does not start it any more.
 func taken(m *storagemigrationv1.StorageVersionMigration) bool {
 	c := meta.FindStatusCondition(m.Status.Conditions, string(storagemigrationv1.MigrationRunning))
 	return c != nil && !migrationv1alpha1.OfManager(c.Reason)

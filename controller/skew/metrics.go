@@ -9,7 +9,8 @@ import (
 // unknownVersion is the label of servers whose emulation version is not known.
 const unknownVersion = "unknown"
 
-// Metrics are the elected server's gauges; other servers have no values. A gauge without a value is left out.
+// Metrics are the elected server's gauges; on other servers they have no values. A gauge whose value follows from
+// versions is absent while these are not known.
 type Metrics struct {
 	servers, releases, allowed *metrics.GaugeVec
 	// shown are the values of the servers' label that have a value.

@@ -1,8 +1,8 @@
 // Package skew shows administrators how far the versions of a cluster's servers are apart (KEP-4330, "Risk: Unintended
 // and out-of-allowance version skew"). It compares the versions on the servers' identity Leases and writes the result
-// to the ClusterVersion "cluster", to events and to gauges. Package compat decides what is allowed. It runs on the
-// elected server; two servers that both believe to be elected do no harm, since every write is conditional on what was
-// read.
+// to the ClusterVersion "cluster", to events and to gauges. Package compat decides what is allowed. The
+// Controller runs on the elected server; two servers that both believe to be elected do no harm, since every write is
+// conditional on what was read.
 package skew
 
 import (

@@ -69,8 +69,8 @@ func sameSchemas(crd, old *apiextensions.CustomResourceDefinition) bool {
 	})
 }
 
-// withUnboundedNames returns a copy whose objects declare the fields that every object has. The library assumes bounds
-// for undeclared fields.
+// withUnboundedNames returns a copy whose objects declare the fields that every object has. Unless all of them
+// are declared, the library assumes bounds of its own.
 func withUnboundedNames(crd *apiextensions.CustomResourceDefinition) *apiextensions.CustomResourceDefinition {
 	crd = crd.DeepCopy()
 	if v := crd.Spec.Validation; v != nil && v.OpenAPIV3Schema != nil {

@@ -116,7 +116,7 @@ var (
 		},
 		in: with(leases("list"), events),
 	}
-	// Tally counts StorageStates and migrations for metrics, from the trigger's watches.
+	// Tally counts for metrics. It lists Leases; StorageStates and migrations come from the trigger's watches.
 	Tally = Role{
 		Name: "tally",
 		in:   leases("list"),
@@ -126,8 +126,8 @@ var (
 // All are all roles.
 var All = []Role{Election, Collector, Trigger, Migrator, Patcher, Mirror, Skew, Tally}
 
-// View holds the permissions that people need for `kubectl concord`. deploy/controllers/base/readers.yaml has the same
-// role for clusters in which no server creates it. It is aggregated into Kubernetes' role view.
+// View holds the permissions that people need to read with `kubectl concord`. deploy/controllers/base/readers.yaml has
+// the same role for clusters in which no server creates it. It is aggregated into Kubernetes' role view.
 var View = rbacv1.ClusterRole{
 	ObjectMeta: metav1.ObjectMeta{
 		Name:        "concord:view",

@@ -15,8 +15,8 @@ type lister struct {
 	*run
 	tasks chan<- task
 	// size is the number of objects to ask for. It is halved after a page that could not be read, because one object
-	// may be the cause, and set to nextPage after a page that could. most is halved when a list took the server too
-	// long. Invariant: 1 <= size <= most.
+	// may be the cause, and set to nextPage after a page that could. most is half of the number that took the
+	// server too long, if that has happened. Invariant: 1 <= size <= most.
 	size, most int
 	// slow counts the times that even one object took it too long, and most was given up.
 	slow int
@@ -151,7 +151,7 @@ func behind(list *metav1.PartialObjectMetadataList) int64 {
 // a server that cannot convert an object to one version may be able to convert it to another, and the lists of all
 // versions have the same objects. A version for which the server is busy is tried again: a few times or, if the server
 // is busy in general, as long as patience lasts. The next page begins with the stored version again. The error is an
-// unreadable if each version failed this number of times, or several objects took too long.
+// unreadable if each version failed tries times, or several objects took too long.
 func (l *lister) page(ctx context.Context, token string, limit, tries int) (*metav1.PartialObjectMetadataList, error) {
 	wasAway := false
 	var cause *unreadable // what is told of the page: what named objects, or else what came first

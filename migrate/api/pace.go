@@ -245,7 +245,7 @@ func waitOr(ctx context.Context, c clock.WithTicker, d time.Duration, or <-chan 
 	return nil
 }
 
-// patience runs out when the server has answered no request successfully for too long.
+// patience runs out when no request was answered for too long. An answer that refuses an object counts as one.
 type patience struct {
 	bound time.Duration
 	// forget is the time without a failure after which the server, webhook or plugin that it

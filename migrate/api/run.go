@@ -26,8 +26,8 @@ const (
 	// jitter is the part of the time between two attempts at an object that is added to it at
 	// random: objects that failed together do not come back together.
 	jitter = 0.5
-	// attempts is how often the server may fail at one object. After that many objects have failed in a row, the
-	// following ones are tried only once, until one succeeds.
+	// attempts is how often the server may fail at one object. Once inARow objects in a row have failed for
+	// reasons of the server, the following ones are tried only once, until one succeeds.
 	attempts = 4
 	inARow   = 50
 	// beginnings bounds how often a list whose token was too old begins again, since the server knew no

@@ -56,9 +56,9 @@ func (s *stuck) done(p *passedOver) {
 	}
 }
 
-// itself reports whether the object is the cause of the server's being too busy for it: other objects were written for
-// a long time meanwhile, or the server answers nothing any more and enough objects were written before beside all that
-// wait.
+// itself reports whether the object is the cause of the server's being too busy for it: that lasted for a long time
+// while other objects were written, or the server answers nothing any more and enough objects were written before
+// beside all that wait.
 func (s *stuck) itself(p *passedOver, waited time.Duration, patience time.Duration, answers bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -77,7 +77,7 @@ type Progress struct {
 	Checkpoint     Checkpoint
 	// Proving says that every object was written, and that the result is being proven.
 	Proving bool
-	// Hindered is the error that keeps the rewrite from doing anything; empty while it makes progress, and for
+	// Hindered is the error that keeps the rewrite from making progress; empty while it makes some, and for
 	// Rewriters that do not report it. Overloaded says that the error affects other migrations as well.
 	Hindered   string
 	Overloaded bool
@@ -104,7 +104,8 @@ type Result struct {
 // ErrFenced says that the StorageVersion no longer permits the rewrite as it was begun.
 var ErrFenced = agree.ErrFenced
 
-// ErrUnproven says that a rewrite finished, but objects were found in the wrong encoding.
+// ErrUnproven says that a rewrite finished, but that its result is not proven: objects were found that are not stored as
+// they should be, or the proof was disturbed, for example by a kube-apiserver that started.
 var ErrUnproven = errors.New("a census after the rewrite found what is not as it should be")
 
 // ErrChangedByAdmission says the same, for a reason that no other try helps against until somebody acts on it.

@@ -194,7 +194,7 @@ func (w *work) claim(ctx context.Context) error {
 	return nil
 }
 
-// tellStart writes that this server has taken over a migration; before says whether the migration had begun earlier.
+// tellStart writes an event that this server has taken a migration; before says whether the migration had begun earlier.
 func (w *work) tellStart(ctx context.Context, before bool) {
 	reason, note := migrationv1alpha1.EventStarted, fmt.Sprintf("%s rewrites %s to %s", w.self, w.gr, w.target.Encoding)
 	if before {

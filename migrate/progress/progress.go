@@ -4,7 +4,7 @@ package progress
 import "sync"
 
 // Teller reports progress to a listener, one call at a time. A worker with news does not wait for a call under way;
-// its news are part of the next call.
+// its news is part of the next call.
 type Teller[T any] struct {
 	now  func() T
 	told func(T)

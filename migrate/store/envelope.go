@@ -40,7 +40,7 @@ func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
 	return agree.Encoding(apiVersion), kind, true
 }
 
-// Encryption returns the provider and the key of an encrypted value, as the API server's providers mark it:
+// Encryption names the provider and the key of an encrypted value, as the API server's providers mark it:
 // "<provider>:<version>:<key or plugin name>", for example "aescbc:v1:key1". A KMS v2 plugin has many keys, so that
 // the fingerprint of the value's key follows the plugin's name. An encrypted value that does not name its key has
 // Unnamed. ok is false for a value that is not encrypted.

@@ -90,8 +90,8 @@ const (
 )
 
 // inFlight returns the defaults of --max-requests-inflight and --max-mutating-requests-inflight for a number of cores.
-// Kubernetes' own defaults are the upper bounds and fit large machines: on a small one an admitted request shares the
-// cores with hundreds of a flood, and fair queues in front of them do not help.
+// Kubernetes' own defaults, the upper bounds, are the same for any machine: on a small one an admitted request shares
+// the cores with hundreds of a flood, and fair queues in front of them do not help.
 func inFlight(cores, mostReads, mostWrites int) (reads, writes int) {
 	seats := max(fewestSeats, seatsPerCore*cores)
 	return min(mostReads, seats), min(mostWrites, seats/2)

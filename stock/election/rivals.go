@@ -68,7 +68,7 @@ func (r *rivals) none(ctx context.Context, first bool) error {
 	return nil
 }
 
-// holder returns the holder of a Lease, if the Lease was seen to be renewed; otherwise "".
+// holder returns the holder of a Lease; "" if the Lease was not seen to be renewed for the time that it lasts.
 func (r *rivals) holder(lease *coordinationv1.Lease) string {
 	now, said := r.clock.Now(), ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{})
 	known, ok := r.renewed[lease.Namespace]
@@ -82,8 +82,8 @@ func (r *rivals) holder(lease *coordinationv1.Lease) string {
 	return ptr.Deref(lease.Spec.HolderIdentity, "")
 }
 
-// leadAlone leads until another process is elected in a namespace that precedes this one. r knows the processes that
-// were there before.
+// leadAlone leads until another process is elected in a namespace that precedes this process's. r knows the processes
+// that were there before.
 func (e *Election) leadAlone(ctx context.Context, r *rivals) error {
 	if err := r.none(ctx, true); errors.Is(err, errRival) {
 		return err

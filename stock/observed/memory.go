@@ -26,13 +26,13 @@ const settling = "all kube-apiservers store "
 func Settling(why string) bool { return strings.HasPrefix(why, settling) }
 
 // Memory collects the answers of kube-apiservers, round by round. It takes the place of the StorageVersions of servers
-// that report. Each resource has a uid, which identifies a time without gaps between rounds, and a History of
+// that report. Each resource has a uid, which tells since when rounds were made without a gap, and a History of
 // encodings.
 type Memory struct {
 	config Config
 	// processes are the processes that had a Lease in the last full round, and whether they ever answered.
 	processes map[Process]bool
-	// silent says that one of them did not answer in a round.
+	// silent says that one of them was asked in a round and did not answer.
 	silent bool
 	// anew explains why built-in resources began again in the last round; empty if none did.
 	anew      string
@@ -73,7 +73,7 @@ type resource struct {
 	// inherited says that agreed is from before the start, and that nobody was asked since: all processes with a Lease
 	// answered at that time, but it is not known which these were.
 	inherited bool
-	// silent says that a process did not answer in a round before those in which the resource was shown.
+	// silent says that a process was asked and did not answer in a round before those in which the resource was shown.
 	silent bool
 }
 

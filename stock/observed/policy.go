@@ -46,7 +46,7 @@ type Settings struct {
 	// PruneAfter is how long storedVersions are kept after the proof; Never: always.
 	PruneAfter time.Duration
 	// BestEffort says that kube-apiservers are not asked one by one: it is not known what all of them store, and
-	// storedVersions are pruned only when the annotation says so.
+	// storedVersions are pruned only where the annotation says when.
 	BestEffort bool
 	// BuiltIn says that resources other than custom resources are also migrated automatically.
 	BuiltIn bool
@@ -113,7 +113,7 @@ func prune(o evolve.Observation, annotations map[string]string, s Settings, look
 }
 
 // Prunes returns how long after the proof a definition's annotation wants its storedVersions pruned, if it says so,
-// and why not at all: the annotation is never, or cannot be parsed.
+// and why not at all: the annotation says never, or cannot be parsed.
 func Prunes(annotations map[string]string) (after time.Duration, told bool, why string) {
 	text, told := annotations[PruneAnnotation]
 	if !told {

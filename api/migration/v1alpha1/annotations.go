@@ -14,7 +14,7 @@ const (
 	// version that is removed from storedVersions in the meantime is put back.
 	ListedEncodingsAnnotation = "concord.dev/listed-encodings"
 	// AggregatedAnnotation is "true" on the StorageState of a resource of aggregated API servers, which keep the
-	// objects in another etcd. The StorageVersion of such a resource is deleted before the StorageState.
+	// objects in another etcd. The StorageVersion says so as well, but may be deleted before the StorageState.
 	AggregatedAnnotation = "concord.dev/aggregated"
 	// DefinitionAnnotation, on the StorageState of a custom resource beside servers that do not report, holds the uid
 	// and generation of the CustomResourceDefinition up to which the status accounts for its storage versions. It

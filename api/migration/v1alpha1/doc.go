@@ -2,6 +2,7 @@
 // records the encodings that may be stored, and StorageVersionMigration, a request to rewrite a resource. Both are
 // field-compatible with kube-storage-version-migrator's types of the same names; fields that go beyond them say so.
 // Both are installed as CustomResourceDefinitions, see CRDs.
+//
 // +k8s:deepcopy-gen=package
 // +groupName=migration.k8s.io
 package v1alpha1

@@ -103,7 +103,7 @@ type StorageStateList struct {
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 
 // StorageVersionMigration asks for the stored objects of a resource to be rewritten in the encoding that all servers
-// agree on. A user who creates one sets spec.resource only; the trigger adds the target for which it counts.
+// agree on. A user who creates one has to set spec.resource only; the trigger adds the target for which it counts.
 type StorageVersionMigration struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional
@@ -209,7 +209,7 @@ const (
 	ReasonPaused    = "Paused"
 	// ReasonWaitingForAgreement, of a Running condition that is False: no server has begun, because the servers do not
 	// agree on an encoding, because it is not known whether a server serves the resource, or because no server that
-	// serves it may migrate it. ReasonPending: the servers agree again.
+	// serves it may migrate it. ReasonPending: that is over.
 	ReasonWaitingForAgreement = "WaitingForAgreement"
 	ReasonPending             = "Pending"
 	// ReasonSucceeded: every stored object is in the encoding.

@@ -43,7 +43,7 @@ type ClusterVersion struct {
 	Status ClusterVersionStatus `json:"status,omitempty"`
 }
 
-// ClusterVersionStatus holds the content of the identity Leases when it last changed.
+// ClusterVersionStatus holds what the identity Leases said about versions when that last changed.
 type ClusterVersionStatus struct {
 	// ServerCount is how many servers there are.
 	// +optional

@@ -21,7 +21,7 @@ import (
 	"github.com/concord-dev/concord/join/roles"
 )
 
-// protocol is admission for all objects except the protocol's own.
+// protocol wraps the server's other admission, and keeps some of the protocol's own objects from it.
 //
 // Only the controllers may write the fields of StorageStates and migrations that decide something: if somebody
 // shortened a stored set, or wrote a success, storedVersions would be pruned although nobody migrated the objects.

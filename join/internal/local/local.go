@@ -109,8 +109,8 @@ func (l *API) Stop() error {
 	return err
 }
 
-// install serves a group from a container. A generic server would require OpenAPI definitions for all types, which do
-// not exist, and nobody would read them.
+// install serves a group from a container. A generic server would require OpenAPI definitions for all types. These
+// are not published, and nobody would read them here.
 func install(container *restful.Container, info *genericapiserver.APIGroupInfo) error {
 	for _, gv := range info.PrioritizedVersions {
 		version := &endpoints.APIGroupVersion{
