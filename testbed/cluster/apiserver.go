@@ -35,8 +35,8 @@ func WriteFiles(dir string, users ...string) error {
 		os.WriteFile(filepath.Join(dir, tokenFile), []byte(strings.Join(users, "\n")+"\n"), 0o600))
 }
 
-// Flags are those of a kube-apiserver, stock or ours, on a port of this host, and more, among them
-// where its etcd is.
+// Flags returns the flags of a kube-apiserver, stock or ours, on a port of this host. more are further flags, among
+// them its etcd's address.
 func Flags(dir string, port int, more ...string) []string {
 	return append([]string{
 		"--bind-address=127.0.0.1", "--secure-port=" + strconv.Itoa(port), "--cert-dir=" + filepath.Join(dir, "certificates"),
@@ -47,7 +47,7 @@ func Flags(dir string, port int, more ...string) []string {
 	}, more...)
 }
 
-// CertificateFlags are those of a kube-apiserver with these certificates, which others may be behind.
+// CertificateFlags returns the flags of a kube-apiserver with these certificates, which other servers may share.
 func CertificateFlags(c *pki.Certificates) []string {
 	return []string{
 		"--tls-cert-file=" + c.CertFile, "--tls-private-key-file=" + c.KeyFile, "--client-ca-file=" + c.CAFile,

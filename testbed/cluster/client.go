@@ -83,7 +83,7 @@ func (c *Client) Do(ctx context.Context, method, path, contentType string, body 
 	return answer, nil
 }
 
-// message returns the message of a Status, or the body itself where it is none.
+// message returns the message of a Status, or the body itself if it is not a Status.
 func message(body []byte) string {
 	var status struct {
 		Message string `json:"message"`

@@ -23,13 +23,13 @@ import (
 type Cluster struct {
 	// Dir holds everything, CertDir the certificates that all servers share.
 	Dir, CertDir string
-	// Endpoint is the etcd's, or those of its members with commas between; Raw is a client of it.
+	// Endpoint is the address of etcd, or the addresses of its members, comma-separated; Raw is a client of it.
 	Endpoint string
 	Raw      *clientv3.Client
 	// Embedded is the etcd if it is in this process.
 	Embedded *embedded.Etcd
-	// Members are the etcd's processes otherwise, none where a server embeds it, or it is
-	// somebody else's.
+	// Members are the processes of etcd, if it runs in its own; none if a server embeds it, or the etcd belongs to
+	// somebody else.
 	Members []*Etcd
 	// Servers are in the order in which they were added.
 	Servers []*Server
@@ -45,7 +45,7 @@ type Etcd struct {
 	Raw *clientv3.Client
 }
 
-// New returns a cluster of which nothing runs, in a temporary directory. It has to be closed.
+// New returns a cluster in a temporary directory, in which nothing runs yet. It has to be closed.
 func New(name string) (*Cluster, error) {
 	dir, err := os.MkdirTemp("", name+"-")
 	if err != nil {
@@ -54,7 +54,7 @@ func New(name string) (*Cluster, error) {
 	return In(dir), nil
 }
 
-// In returns a cluster of which nothing runs.
+// In returns a cluster in a directory, in which nothing runs yet.
 func In(dir string) *Cluster { return &Cluster{Dir: dir, CertDir: filepath.Join(dir, "pki")} }
 
 // Path is that of a file of the cluster's.

@@ -70,7 +70,7 @@ func Connect(endpoints ...string) (*clientv3.Client, error) {
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints,
 		Logger:    zap.NewNop(),
-		// One of several that falls silent is noticed, and another one asked.
+		// A member that falls silent is detected, and another one is asked.
 		DialKeepAliveTime: keepaliveTime, DialKeepAliveTimeout: keepaliveTimeout,
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: time.Second})},
 	})
@@ -88,7 +88,7 @@ func Answers(ctx context.Context, client *clientv3.Client) error {
 	return err
 }
 
-// EtcdFlags are those of the program etcd, as its only member, for the URLs of its clients and peers.
+// EtcdFlags returns the flags of the program etcd, as the only member, for the URLs of its clients and peers.
 func EtcdFlags(dir, client, peer string) []string {
 	return []string{
 		"--data-dir=" + dir, "--log-level=error", "--listen-client-urls=" + client, "--advertise-client-urls=" + client,

@@ -68,7 +68,7 @@ const (
 	readyPoll   = 50 * time.Millisecond
 )
 
-// Ready returns nil if the server says that it is.
+// Ready returns nil if the server says that it is ready.
 func (s *Server) Ready(ctx context.Context) error {
 	access, err := s.Access()
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *Server) Ready(ctx context.Context) error {
 	return err
 }
 
-// AwaitReady waits until the server is ready. One that ends meanwhile never is.
+// AwaitReady waits until the server is ready. It fails if the server ends in the meantime.
 func (s *Server) AwaitReady(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()

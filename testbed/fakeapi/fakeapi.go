@@ -26,12 +26,12 @@ import (
 
 // Config says what an API serves.
 type Config struct {
-	// Types add the types to the scheme; those of Statuses have a status of their own.
+	// Types add the types to the scheme; the types in Statuses have a status subresource.
 	Types    []func(*runtime.Scheme) error
 	Statuses []client.Object
 	// Unnamed: calls are recorded as "get Lease", not as "get Lease apiserver-a".
 	Unnamed bool
-	// Ignored are verbs whose calls are made like those of Raw.
+	// Ignored are verbs whose calls are treated like calls of Raw.
 	Ignored []string
 	// Conditional: no test may delete anything without its uid.
 	Conditional bool
@@ -52,7 +52,7 @@ type API struct {
 	uids   int
 
 	Mu sync.Mutex // guards the fields below
-	// Calls are those so far: verb, kind and name, as in "update status StorageVersion core.secrets".
+	// Calls are the calls so far: verb, kind and name, as in "update status StorageVersion core.secrets".
 	Calls []string
 	// Before runs before a call, and its error is the answer instead. After runs when a call was answered, and
 	// its error replaces the answer.
@@ -180,7 +180,7 @@ func (a *API) Note(call string) error {
 	return before(call)
 }
 
-// of says whether a call is one of these: a verb and a kind, or also a name.
+// of reports whether a call matches: a verb and a kind, or also a name.
 func of(call, these string) bool { return call == these || strings.HasPrefix(call, these+" ") }
 
 // Fail has these calls fail, until Before is another.

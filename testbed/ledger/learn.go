@@ -20,8 +20,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// kinds are the folders, under the prefix, of objects that tell about others, and how they are
-// read. The name is the object's.
+// kinds maps the folders, under the prefix, of objects that describe other objects to the functions that read them.
+// name is the object's name.
 var kinds = map[string]func(c *Change, name string) error{
 	"storageversions/": (*Change).learnVersion,
 	"leases/" + storageversion.IdentityNamespace + "/":         (*Change).learnLease,
@@ -72,7 +72,7 @@ func Decode(value []byte, into any) error {
 	return typed.Unmarshal(envelope.Raw)
 }
 
-// learn reads what the object tells about others.
+// learn reads what the object says about others.
 func (c *Change) learn(path string) error {
 	for folder, learn := range kinds {
 		if name, ok := strings.CutPrefix(path, folder); ok {

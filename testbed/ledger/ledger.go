@@ -31,7 +31,7 @@ type Event struct {
 	Revision int64
 	Key      string
 	Value    []byte
-	// At is when the watch was told.
+	// At is when the watch delivered the event.
 	At time.Time
 }
 
@@ -41,9 +41,9 @@ type Ledger struct {
 	// Revision is that of the last event.
 	Revision  int64
 	Resources map[schema.GroupResource]*Resource
-	// Servers are those that have had an identity Lease.
+	// Servers are the servers that have had an identity Lease.
 	Servers map[agree.ServerID]*Server
-	// Migrations are all StorageVersionMigrations, also those that are deleted.
+	// Migrations are all StorageVersionMigrations, including deleted ones.
 	Migrations map[types.UID]*Migration
 
 	prefix  string
@@ -51,10 +51,10 @@ type Ledger struct {
 	objects map[string]*Object
 }
 
-// Open opens an encrypted value, and says what it was encrypted with.
+// Open decrypts an encrypted value, and returns what it was encrypted with.
 type Open func(key string, value []byte) (plain []byte, seal agree.Seal, err error)
 
-// Resource is what is known of one resource at the ledger's revision.
+// Resource holds what is known about one resource at the ledger's revision.
 type Resource struct {
 	// Version, State and CRD are nil where there is none.
 	Version *Version
@@ -79,7 +79,7 @@ type Version struct {
 // Server is an API server by its identity Lease.
 type Server struct {
 	Release string
-	// Silent says that it does not report.
+	// Silent says that the server does not report.
 	Silent bool
 	// Gone is the revision at which the Lease was deleted, 0 while it exists.
 	Gone int64
@@ -102,13 +102,13 @@ type Object struct {
 	Encoding agree.Encoding
 }
 
-// Change is what an event changes.
+// Change is the change that an event makes.
 type Change struct {
 	Event // its value is opened
 	// Was and Is are the object before and after it, nil where there is none.
 	Was, Is *Object
-	// About is the resource that the object tells about, if it is a StorageVersion, a
-	// StorageState or a CustomResourceDefinition.
+	// About is the resource that the object describes, if it is a StorageVersion, a StorageState or a
+	// CustomResourceDefinition.
 	About schema.GroupResource
 	// Registered is the server that has registered with it, once it is applied.
 	Registered agree.ServerID
@@ -143,8 +143,8 @@ func (l *Ledger) Of(gr schema.GroupResource) *Resource {
 // ErrNoObject is the error of a key or value that is no object's.
 var ErrNoObject = errors.New("no object")
 
-// Read says what an event is about to change, nil if nothing that is kept account of. After
-// an error it is not to be applied.
+// Read returns the change that an event will make, nil if the ledger does not record it. After an error the event must
+// not be applied.
 func (l *Ledger) Read(e Event) (*Change, error) {
 	l.Revision = max(l.Revision, e.Revision)
 	path, ok := strings.CutPrefix(e.Key, l.prefix)
@@ -191,7 +191,7 @@ func (l *Ledger) Apply(c *Change) {
 	c.apply(l)
 }
 
-// Silent are the servers whose identity Lease says that they do not report.
+// Silent returns the servers whose identity Lease says that they do not report.
 func (l *Ledger) Silent() []agree.ServerID {
 	var found []agree.ServerID
 	for id, s := range l.Servers {
@@ -239,7 +239,7 @@ func (l *Ledger) Reported() sets.Set[agree.ServerID] {
 	return found
 }
 
-// Reports are those that stand.
+// Reports returns the reports that stand.
 func (r *Resource) Reports() []agree.Report {
 	if r.Version == nil {
 		return nil
@@ -307,8 +307,8 @@ func (r *Resource) Exact() bool {
 	return r.Stands() && r.Common() != "" && slices.Equal(r.Stored(), []string{string(r.Common())})
 }
 
-// Unsettled says what is missing to an agreement, a stored set of it alone, and a CRD that stores nothing
-// else; "" if nothing is.
+// Unsettled says what is missing for an agreement, a stored set with that encoding only, and a CRD whose
+// storedVersions name nothing else; "" if nothing is missing.
 func (r *Resource) Unsettled() string {
 	_, version, _ := strings.Cut(string(r.Common().Plain()), "/")
 	switch {

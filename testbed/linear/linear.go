@@ -1,6 +1,5 @@
-// Package linear tells whether what clients were answered is linearizable: whether each
-// object was to all of them as if one call had happened after the other, each between
-// its beginning and its end.
+// Package linear checks whether clients' answers are linearizable: whether each object looked to all clients as if one
+// call had happened after the other, each between its beginning and its end.
 package linear
 
 import (
@@ -22,21 +21,21 @@ const (
 	Get    = "get"
 )
 
-// Call is a call about one object. Value is what an object is created with, or updated to.
+// Call is a call about one object. Value is the value with which an object is created, or to which it is updated.
 type Call struct{ Verb, Name, Value string }
 
 // Answer is the answer to a call.
 type Answer struct {
-	// Unknown says that the client does not know whether it happened: it was killed, or the server.
+	// Unknown says that the client does not know whether the call took effect, because the client or the server was
+	// killed.
 	Unknown bool
-	// Refused says that the object existed already, or did not.
+	// Refused says that the object existed already, or did not exist.
 	Refused bool
-	// Value is the value read, or the one that an update was computed from; "" if there is no object.
+	// Value is the value read, or the value from which an update was computed; "" if there is no object.
 	Value string
 }
 
-// Listed is what a list is to its client: a get of each of the names, whose values are those of the
-// objects that the list has.
+// Listed returns the gets to which a list amounts: one for each name, with the value of the listed object.
 func Listed(names []string, values map[string]string) map[Call]Answer {
 	answers := map[Call]Answer{}
 	for _, name := range names {

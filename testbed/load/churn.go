@@ -60,8 +60,8 @@ type Churn struct {
 
 // ChurnResult is the result of a churn.
 type ChurnResult struct {
-	// Want has the hash (Hash) of every object that has to exist, by "namespace/name",
-	// also of those that were never changed.
+	// Want has the hash (Hash) of every object that has to exist, by "namespace/name", including objects that were
+	// never changed.
 	Want map[string]string
 	// Updates, Deletes and Creates count the writes that have taken place.
 	Updates, Deletes, Creates int
@@ -156,8 +156,8 @@ func (c *Churn) note(change func(*ChurnResult)) {
 type churned struct {
 	name string
 	now  *unstructured.Unstructured // nil: it does not exist
-	// kept says that it is not deleted any more: a request to create it may still be on its
-	// way and would bring it back, rightly.
+	// kept says that the object is not deleted any more: a request to create it may still be under way and would
+	// rightly bring it back.
 	kept bool
 }
 
@@ -169,8 +169,8 @@ type churner struct {
 	turn    int
 }
 
-// next chooses the object to change. One in deleteEvery writes makes a deleted object anew, as long
-// as there is any: with many objects and few writes nothing would be made otherwise.
+// next chooses the object to change. One in deleteEvery writes recreates a deleted object, as long as there is any:
+// with many objects and few writes nothing would be created otherwise.
 func (w *churner) next() *churned {
 	if w.random.IntN(deleteEvery) == 0 {
 		gone := slices.DeleteFunc(slices.Clone(w.objects), func(o *churned) bool { return o.now != nil })
@@ -284,12 +284,11 @@ func (w *churner) write(e Endpoint, o *churned, v verb, tried []string) (err err
 	return err
 }
 
-// errWrong says that an object is as it cannot be.
+// errWrong says that an object is neither as before nor as after a write.
 var errWrong = errors.New("it is neither as before the write nor as after it")
 
-// outcome finds out, after an error, whether the write has taken place all the same: then
-// it returns nil. Another error than errWrong means that it is to be made again, on the
-// object as it is now.
+// outcome finds out, after an error, whether the write took effect nevertheless; then it returns nil. An error other
+// than errWrong means that the write has to be repeated on the current object.
 func (w *churner) outcome(o *churned, v verb, tried []string, failed error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), w.churn.config.Timeout)
 	defer cancel()

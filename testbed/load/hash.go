@@ -7,9 +7,9 @@ import (
 	"maps"
 )
 
-// WriteAnnotation is how a test's client marks its writes: "<server>/<serial>", where
-// the server is the one that the request is sent to. Each write has a new value, so that
-// a put with the value of the one before it is a rewrite and not a client's.
+// WriteAnnotation is how a test's client marks its writes: "<server>/<serial>", with the server to which the request
+// is sent. Each write has a new value, so that a put with the same value as the put before it is a rewrite and not a
+// client's write.
 const WriteAnnotation = "e2e.concord.dev/write"
 
 // Hash is that of an object's content: of all fields but apiVersion and kind, in which

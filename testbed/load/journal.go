@@ -27,8 +27,8 @@ type Key struct {
 
 func (k Key) String() string { return k.Resource.Resource + "/" + k.Name }
 
-// Journal is the record that clients share: which writes of each object were acknowledged and which may
-// have been written although nobody said so, which failed, and how long writes took.
+// Journal is a record that clients share: which writes of each object were acknowledged, which may have been written
+// without an answer, which failed, and how long writes took.
 type Journal struct {
 	mu           sync.Mutex
 	accounts     map[Key]*account
@@ -55,14 +55,14 @@ func NewJournal() *Journal {
 	return &Journal{accounts: map[Key]*account{}, refused: map[string]bool{}, stalls: map[string]time.Duration{}}
 }
 
-// Enter says that a step begins.
+// Enter begins a step.
 func (l *Journal) Enter(step string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.step = step
 }
 
-// Step is the one that was entered last.
+// Step returns the current step.
 func (l *Journal) Step() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,6 +1,5 @@
-// Package load makes the requests of clients, in an open or a closed loop, times them, tells what an
-// answer means, and keeps account of what was acknowledged. Load and Churn write objects of any
-// resource through several servers.
+// Package load makes clients' requests, in an open or a closed loop, measures them, classifies answers, and records
+// what was acknowledged. Load and Churn write objects of any resource through several servers.
 package load
 
 import (
@@ -12,7 +11,7 @@ import (
 	"time"
 )
 
-// Request is one that was made.
+// Request is a request that was made.
 type Request struct {
 	// Due is when it had to be sent, End when it was answered.
 	Due, End time.Time
@@ -42,7 +41,7 @@ func (all Requests) Err() error {
 	return errors.Join(errs...)
 }
 
-// record is what the clients of a loop share.
+// record is shared by the clients of a loop.
 type record struct {
 	running sync.WaitGroup
 

@@ -12,7 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// Outcome is what became of one attempt to write, as its client can tell.
+// Outcome is the result of one attempt to write, as far as its client can tell.
 type Outcome string
 
 const (
@@ -21,20 +21,19 @@ const (
 	Unavailable Outcome = "503 with Retry-After"
 	// Unconnected is a connection that could not be made: nothing was sent.
 	Unconnected Outcome = "no connection"
-	// Broken is a connection that broke or a request that nobody answered in time: it may
-	// or may not be written, now or later.
+	// Broken is a broken connection, or a request without an answer in time: it may be written or not, now or later.
 	Broken Outcome = "broken connection"
-	// Conflict says that the object is not as the client believes.
+	// Conflict says that the object is not as the client assumed.
 	Conflict Outcome = "conflict"
 	// Unexpected is any other answer. It may or may not be written.
 	Unexpected Outcome = "unexpected answer"
 )
 
-// Unwritten says that the attempt has not written and never will.
+// Unwritten reports whether the attempt has not been written and never will be.
 func (o Outcome) Unwritten() bool { return o == Unavailable || o == Unconnected || o == Conflict }
 
-// Classify tells what the error of a creation, or else of a JSON patch, means. A conflict
-// is an object that exists already, has changed, or fails the patch's test (422).
+// Classify returns the meaning of the error of a creation, or else of a JSON patch. A conflict is an object that
+// exists already, has changed, or fails the patch's test (422).
 func Classify(err error, creation bool) Outcome {
 	var status apierrors.APIStatus
 	switch {
@@ -93,8 +92,8 @@ func isBroken(err error) bool {
 	return slices.ContainsFunc(brokenTexts, func(text string) bool { return strings.Contains(err.Error(), text) })
 }
 
-// Delayed is the error of an answer whose header has Retry-After. The client library tells of it only
-// if the body says so, too.
+// Delayed is the error of an answer with a Retry-After header. The client library reports the header only if the body
+// mentions it as well.
 type Delayed struct{ Err error }
 
 func (e Delayed) Error() string { return e.Err.Error() }

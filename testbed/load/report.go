@@ -38,20 +38,19 @@ func (f Failure) String() string {
 	return line
 }
 
-// Retriable says that the server asked to try again later.
+// Retriable reports whether the server asked to try again later.
 func (f Failure) Retriable() bool {
 	return apierrors.IsServiceUnavailable(f.Err) || apierrors.IsTooManyRequests(f.Err)
 }
 
-// Broken says that no answer came: the connection broke, was refused or fell silent.
+// Broken reports whether no answer came: the connection broke, was refused or fell silent.
 func (f Failure) Broken() bool {
 	outcome := Classify(f.Err, false)
 	// The HTTP/2 client's errors have no types of their own.
 	return outcome == Unconnected || outcome == Broken || strings.Contains(f.Err.Error(), "http2: ")
 }
 
-// Unknown says that the server cannot tell whether the write took place: its etcd did not
-// answer in time.
+// Unknown reports whether the server could not tell if the write took effect, because its etcd did not answer in time.
 func (f Failure) Unknown() bool {
 	return apierrors.IsInternalError(f.Err) || apierrors.IsTimeout(f.Err) || apierrors.IsServerTimeout(f.Err) ||
 		strings.Contains(f.Err.Error(), "etcdserver: ")
@@ -88,8 +87,8 @@ func BrokenTo(servers ...string) func(Failure) bool {
 	return func(f Failure) bool { return f.Broken() && slices.Contains(servers, f.Server) }
 }
 
-// Unexpected returns the failures that users would complain about: all but those that
-// say "try again", and those that are excused (nil: none).
+// Unexpected returns the failures that users would complain about: all except those that say "try again", and those
+// that are excused (nil: none).
 func (r Report) Unexpected(excused func(Failure) bool) []Failure {
 	return slices.DeleteFunc(slices.Clone(r.Failures), func(f Failure) bool {
 		return f.Untrue == "" && (f.Retriable() || excused != nil && excused(f))

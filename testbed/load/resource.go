@@ -15,8 +15,8 @@ type Resource struct {
 	Kind string
 	// Namespace is empty for resources without one.
 	Namespace string
-	// Fill puts the fields in that the resource needs; text is to be stored in one of
-	// them and changes with every write. Update returns the merge patch for another text.
+	// Fill sets the fields that the resource needs; one of them holds text, which changes with every write. Update
+	// returns the merge patch for another text.
 	Fill   func(fields map[string]any, text string)
 	Update func(text string) map[string]any
 }
@@ -80,9 +80,9 @@ func Policies() Resource {
 	}
 }
 
-// Bundles are ClusterTrustBundles with a certificate, in PEM. They move from v1beta1 to v1
-// when 1.36 leaves the window, which the emulation of 1.37 alone does not bring about.
-// v1beta1 is served if --runtime-config says so.
+// Bundles returns ClusterTrustBundles with a certificate, in PEM. Their storage version changes from v1beta1 to v1
+// when 1.36 leaves the window, which emulating 1.37 alone does not cause. v1beta1 is served if --runtime-config says
+// so.
 func Bundles(certificate string) Resource {
 	labels := func(text string) map[string]any {
 		return map[string]any{"text": strings.ReplaceAll(text, " ", "-")}

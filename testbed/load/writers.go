@@ -128,7 +128,7 @@ type worker struct {
 
 func (w *worker) client() dynamic.ResourceInterface { return w.resource.through(w.endpoint) }
 
-// turn makes a write, to one of the worker's own objects after the other or the one of all workers.
+// turn makes a write, to the worker's own objects in turns or to the object of all workers.
 func (w *worker) turn(own []*unstructured.Unstructured, turn int) {
 	i := turn % len(own)
 	name := fmt.Sprintf("%s-%d", w.name, i)
@@ -188,8 +188,7 @@ func (w *worker) patch(name string, shared bool) *unstructured.Unstructured {
 	})
 }
 
-// do runs one write and accounts for it. It returns the object as it stands: nil if it is
-// to be created (again).
+// do makes one write and records it. It returns the current object; nil if the object has to be created (again).
 func (w *worker) do(id, name, resourceVersion string, write func(context.Context) (*unstructured.Unstructured, error)) *unstructured.Unstructured {
 	ctx, cancel := context.WithTimeout(context.Background(), w.load.config.Timeout)
 	defer cancel()
@@ -202,7 +201,7 @@ func (w *worker) do(id, name, resourceVersion string, write func(context.Context
 	f := Failure{Write: id, Server: w.endpoint.Name, Err: err, Started: started, At: time.Now()}
 	now, readErr := w.read(name)
 	if readErr != nil && !apierrors.IsNotFound(readErr) && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)) {
-		// Nobody can tell whether it is true.
+		// It cannot be checked whether this is true.
 		f.Err = fmt.Errorf("read after %s: %w", apierrors.ReasonForError(err), readErr)
 	}
 	f.Untrue = untrue(err, now, readErr, id, resourceVersion)

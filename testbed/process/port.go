@@ -8,8 +8,8 @@ import (
 	"sync"
 )
 
-// Ports of servers are below those that systems give to outgoing connections, any of which
-// might take one while its server is restarted.
+// Ports of servers are below those that systems use for outgoing connections, any of which might take a port while its
+// server is restarted.
 const firstPort, lastPort = 20000, 32000
 
 var given struct {
@@ -17,8 +17,8 @@ var given struct {
 	ports map[int]bool
 }
 
-// FreePort returns a TCP port on 127.0.0.1 for a server, another one each time, that nobody
-// listens on. It stays free for the server unless another program takes it first.
+// FreePort returns a TCP port on 127.0.0.1 on which nobody listens, a different one each time. It stays free for the
+// server unless another program takes it first.
 func FreePort() (int, error) {
 	given.Lock()
 	defer given.Unlock()

@@ -1,5 +1,5 @@
-// Package process runs programs that end with the one that started them, and whose output
-// goes to log files, and finds ports for them.
+// Package process runs programs that end together with the one that started them, with their output in log files, and
+// finds ports for them.
 package process
 
 import (
