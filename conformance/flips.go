@@ -122,7 +122,7 @@ func (f *flips) run(ctx context.Context) error {
 	}
 }
 
-// flip has the objects stored in another version, and waits until storedVersions says that all are.
+// flip changes the storage version, and waits until storedVersions names only the new one.
 func (f *flips) flip(ctx context.Context, to string) error {
 	crds := f.crds.ApiextensionsV1().CustomResourceDefinitions()
 	name := flipped.GroupResource().String()
@@ -153,7 +153,7 @@ func (f *flips) flip(ctx context.Context, to string) error {
 	return nil
 }
 
-// stop ends the changes and tells what was done.
+// stop ends the changes and returns what was done.
 func (f *flips) stop() (string, error) {
 	f.cancel()
 	<-f.ended

@@ -45,7 +45,7 @@ func main() {
 	}
 }
 
-// options are those of the command line.
+// options are the command line options.
 type options struct {
 	release release
 	// run are the planes that are started; others are judged by earlier reports.

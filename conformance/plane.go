@@ -24,8 +24,8 @@ import (
 // serviceRange is the range that Services get their addresses from.
 const serviceRange = "10.0.0.0/16"
 
-// advertised is an address that nobody has (RFC 5737): the servers listen on the loopback, and
-// Kubernetes refuses to publish that as their endpoint.
+// advertised is an address that no machine has (RFC 5737): the servers listen on the loopback, which Kubernetes
+// refuses to publish as their endpoint.
 const advertised = "192.0.2.1"
 
 // controlPlane is an API server with all that it needs to be whole, but nodes.

@@ -84,7 +84,7 @@ func (p programs) specs(ctx context.Context, dir string, stderr io.Writer) ([]st
 	return listed.names(), nil
 }
 
-// suite runs the suite against a control plane. That specs fail is no error: judge tells.
+// suite runs the suite against a control plane. Failed specs are no error; judge evaluates them.
 func (p programs) suite(ctx context.Context, c *controlPlane, procs int, only string, stderr io.Writer) error {
 	report := c.Path(reportName)
 	if err := os.Remove(report); err != nil && !errors.Is(err, os.ErrNotExist) {

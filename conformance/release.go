@@ -32,7 +32,7 @@ func releaseOf(name string) (release, error) {
 // skipFile lists the specs that are not run.
 func (r release) skipFile() string { return "skipped-" + r.name + ".txt" }
 
-// flags are those that servers and controllers are started with.
+// flags returns the flags with which servers and controllers are started.
 func (r release) flags() []string {
 	if !r.emulated {
 		return nil

@@ -37,8 +37,8 @@ const Never = observed.Never
 
 // Options say what is migrated. The zero value of a field other than CRDs is its default.
 type Options struct {
-	// CRDs are names of CustomResourceDefinitions, such as "widgets.example.com". At the start the log and Changed tell
-	// which of them do not exist: these are not done until they exist.
+	// CRDs are names of CustomResourceDefinitions, such as "widgets.example.com". At the start the log and Changed
+	// name those that do not exist; they wait until they exist.
 	CRDs []string
 	// PruneAfter is how long storedVersions keeps a version after the proof that nothing is
 	// stored in it. Default: not at all. The annotations concord.dev/prune and
@@ -48,16 +48,16 @@ type Options struct {
 	MaxObjectsPerSecond int64
 	// VerifyAll has the proof patch every object, and not a sample of 1,000.
 	VerifyAll bool
-	// BestEffort says that kube-apiservers cannot be asked one by one: the one that answers is
-	// believed, and storedVersions is set only where the annotation concord.dev/prune says when.
+	// BestEffort says that kube-apiservers cannot be asked one by one: the answer of one counts for all, and
+	// storedVersions is set only when the annotation concord.dev/prune says so.
 	BestEffort bool
 	// Settle is for how long all kube-apiservers have to store a version before that counts. It
 	// is longer than their --request-timeout. Default: 75 s.
 	Settle time.Duration
 	// Poll is how often they are asked while something is waited for. Default: 10 s.
 	Poll time.Duration
-	// Changed, if not nil, is told when a definition is done, and when another thing is waited
-	// for, or an error stands in the way, as of an object that cannot be written, or where there is none.
+	// Changed, if not nil, is called when a definition is done, when it waits for something else, and when an error
+	// stands in the way, for example an object that cannot be written, or a definition that does not exist.
 	Changed func(crd string, s Standing)
 }
 
@@ -100,7 +100,7 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 		return reconcile.Result{RequeueAfter: standing.Again}, nil
 	})
 	named := predicate.NewPredicateFuncs(func(object client.Object) bool { return slices.Contains(o.CRDs, object.GetName()) })
-	// Of those that do not exist nothing else would tell.
+	// Nothing else would report definitions that do not exist.
 	start := source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		for _, crd := range o.CRDs {
 			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: crd}})
@@ -111,7 +111,7 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 		For(&apiextensionsv1.CustomResourceDefinition{}, builder.OnlyMetadata, builder.WithPredicates(named)).Complete(step)
 }
 
-// telling remembers the standings that were told.
+// telling remembers the last reported standings.
 type telling struct {
 	to func(string, Standing)
 
@@ -119,7 +119,7 @@ type telling struct {
 	last map[string]Standing
 }
 
-// tell says whether a standing is new, and tells it.
+// tell reports a standing if it is new, and returns whether it was.
 func (t *telling) tell(crd string, s Standing) bool {
 	t.mu.Lock()
 	was, ok := t.last[crd]

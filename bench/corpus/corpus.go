@@ -149,8 +149,8 @@ func Open(ctx context.Context, cluster *stage.Cluster, args ...string) (*Servers
 }
 
 const (
-	// calmSpan is the time over which a server is looked at, calmShare the part of it for
-	// which one that is calm may compute.
+	// calmSpan is how long a server is observed, calmShare the part of that time for which a calm one may use the
+	// processor.
 	calmSpan  = 200 * time.Millisecond
 	calmShare = 0.15
 )

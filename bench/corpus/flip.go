@@ -17,7 +17,7 @@ import (
 
 const mergePatch = "application/merge-patch+json"
 
-// Flip has the CRD of the custom resources store another version.
+// Flip changes the storage version in the CRD of the custom resources.
 func Flip(ctx context.Context, c *stage.Client, plural, storage string) error {
 	var definition Fields
 	if err := json.Unmarshal(Definition(plural, storage), &definition); err != nil {

@@ -19,7 +19,7 @@ const (
 	OpenRate = 200
 	// closedClients write and read in turns without a pause in a closed loop.
 	closedClients = 32
-	// tryAgain is after how long a client asks again that was told to, as client-go does.
+	// tryAgain is how long a client waits when it was told to try again, as client-go does.
 	tryAgain = time.Second
 )
 

@@ -93,7 +93,7 @@ func (r Row) Keep(samples, beside []float64) Row {
 	return r
 }
 
-// finite keeps a figure one that JSON can hold: a division by nothing counts as none.
+// finite makes a figure valid for JSON: a division by zero becomes 0.
 func finite(x float64) float64 {
 	if math.IsNaN(x) || math.IsInf(x, 0) {
 		return 0

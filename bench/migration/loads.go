@@ -18,8 +18,8 @@ const maxLoaded, maxStock = 20_000, 2000
 
 // beside has the measurements of clients of one kind and migrations, together.
 type beside struct {
-	// idle and busy are what requests took without a migration and with one, in milliseconds:
-	// with one from the change of the storage version until the watch cache had the last object.
+	// idle and busy are the durations of requests without and with a migration, in milliseconds; with a migration
+	// means from the change of the storage version until the watch cache has the last object.
 	idle, busy []float64
 	spans      []corpus.Span
 }

@@ -42,8 +42,8 @@ type options struct {
 	rate int
 	// idle is how long clients are timed without a migration in a round.
 	idle time.Duration
-	// scale are numbers of objects at which time per object and memory are measured, in at
-	// most so many rounds of each leg.
+	// scale has numbers of objects at which time per object and memory are measured, in at most this many rounds of
+	// each leg.
 	scale     []int
 	legRounds int
 	dir       string

@@ -200,8 +200,8 @@ func (s *scaled) round(ctx context.Context) error {
 // objects is how many each round migrates.
 func (s *scaled) objects() int { return s.full[0].Objects() }
 
-// perObject is what the median round takes for an object, in milliseconds, and rawPerObject
-// the same of raw transactions.
+// perObject returns the time per object in the median round, in milliseconds, and rawPerObject the same for raw
+// transactions.
 func (s *scaled) perObject() float64    { return perObject(s.full) }
 func (s *scaled) rawPerObject() float64 { return perObject(s.raw) }
 

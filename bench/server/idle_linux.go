@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onlyIdle has the process run only while nothing else wants the cores. Threads inherit that from
-// the one which made them, so it is done once all have it.
+// onlyIdle makes the process run only while nothing else wants the cores. Threads inherit this from the thread that
+// created them, so it is set once all threads have it.
 func onlyIdle() error {
 	for all := false; !all; {
 		all = true

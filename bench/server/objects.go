@@ -17,7 +17,7 @@ const group = "bench.example.com"
 // kind is a kind of object that is written.
 type kind struct {
 	name, path, apiVersion, kind string
-	// content has the fields of the object besides its metadata; %d is changed by an update.
+	// content has the fields of the object besides its metadata; an update changes %d.
 	content string
 }
 

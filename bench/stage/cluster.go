@@ -38,7 +38,7 @@ type Server struct {
 	*cluster.Server
 	cluster *Cluster
 	args    []string
-	// stock says that it is Kubernetes' own, which may have migrators beside it.
+	// stock says that it is Kubernetes' own server, which may have migrators beside it.
 	stock bool
 }
 

@@ -26,7 +26,7 @@ func Main(name string, run func(ctx context.Context, args []string, stdout, stde
 	}
 }
 
-// Machine tells where figures come from.
+// Machine describes the machine on which figures were measured.
 func Machine() string {
 	return fmt.Sprintf("%d CPUs, %s/%s, %s", runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 }

@@ -50,8 +50,8 @@ func (c *Client) FreeHeap(ctx context.Context) (int64, error) {
 	return int64(free), err
 }
 
-// Served counts the requests that a server has answered for a resource since its start. The bytes
-// are those of bodies in both directions, as they went over the wire.
+// Served counts the requests that a server has answered for a resource since its start. Bytes are those of request and
+// response bodies on the wire.
 type Served struct{ Requests, Bytes float64 }
 
 // Served reads it from the server's metrics.

@@ -12,16 +12,16 @@ type span struct{ began, ended time.Time }
 
 func (s span) took() time.Duration { return s.ended.Sub(s.began) }
 
-// line is one of a log.
+// line is a line of a log.
 type line struct {
 	at   time.Time
 	text string
 }
 
-// header is that of klog, which tells no year.
+// header matches klog's line header, which has no year.
 var header = regexp.MustCompile(`^[IWEF](\d{4} \d{2}:\d{2}:\d{2}\.\d{6}) `)
 
-// lines are those of a log with one of the messages and the fields, which stand beside each other.
+// lines returns the lines of a log with one of the messages and the given fields, which stand next to each other.
 func lines(output, fields string, messages ...string) (all []line) {
 	for text := range strings.Lines(output) {
 		if !strings.Contains(text, fields) || !slices.ContainsFunc(messages, func(m string) bool { return strings.Contains(text, `"`+m+`"`) }) {
@@ -40,7 +40,7 @@ func lines(output, fields string, messages ...string) (all []line) {
 
 var tookField = regexp.MustCompile(` took="([^"]+)"`)
 
-// took is the time that a line tells, which ends with it.
+// took returns the time span that a line reports; the span ends at the line.
 func (l line) took() (span, bool) {
 	found := tookField.FindStringSubmatch(l.text)
 	if found == nil {

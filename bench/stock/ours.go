@@ -96,7 +96,7 @@ func (w *way) byControllers(ctx context.Context) (span, error) {
 	return written, err
 }
 
-// last returns the span that the last line tells.
+// last returns the span of the last line.
 func last(all []line) (span, bool) {
 	if len(all) == 0 {
 		return span{}, false

@@ -79,7 +79,7 @@ func (w *way) rate(turns []turn) float64 {
 	return median(turns, func(t turn) float64 { return float64(w.stored.Objects()) / t.took().Seconds() })
 }
 
-// latencies are those of all turns.
+// latencies returns the latencies of all turns.
 func (w *way) latencies() (idle, busy []float64) {
 	for _, t := range w.beside {
 		idle, busy = append(idle, t.idle...), append(busy, t.busy...)

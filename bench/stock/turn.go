@@ -35,7 +35,7 @@ type bench struct {
 	large *way
 }
 
-// way is one of migrating objects.
+// way is a way to migrate objects.
 type way struct {
 	name string
 	// all has the proof examine every object. Only Concord proves.
@@ -55,16 +55,15 @@ type way struct {
 	proof span
 }
 
-// turn is what one migration took.
+// turn holds the measurements of one migration.
 type turn struct {
 	span
 	// proof is that of Concord's proof, which follows.
 	proof span
-	// requests, bytes and milliseconds of the server's processors are for each object, where
-	// nobody else uses the server. Requests and bytes have those of the proof.
+	// requests, bytes and milliseconds of the server's processors are per object, when nobody else uses the server.
+	// Requests and bytes include those of the proof.
 	requests, bytes, cpu float64
-	// idle and busy are what clients' requests took without a migration and with one, in
-	// milliseconds.
+	// idle and busy are the durations of clients' requests without and with a migration, in milliseconds.
 	idle, busy []float64
 }
 
@@ -234,7 +233,7 @@ func (b *bench) restore(ctx context.Context, w *way) error {
 	return b.storedVersions(ctx, w, "v1")
 }
 
-// storedVersions sets them, as an administrator does who has seen to it that nothing else is stored.
+// storedVersions sets status.storedVersions, as an administrator does who has made sure that nothing else is stored.
 func (b *bench) storedVersions(ctx context.Context, w *way, version string) error {
 	path := corpus.CRDPath + "/" + w.stored.Corpus.Resource().String() + "/status"
 	body := corpus.Marshal(corpus.Fields{"status": corpus.Fields{"storedVersions": []string{version}}})

@@ -19,7 +19,7 @@ import (
 // pageSize is how many objects the others list at a time.
 const pageSize = 500
 
-// flip changes the storage version to v2, and waits until the objects are served anew.
+// flip changes the storage version to v2, and waits until the objects are served again.
 func (w *way) flip(ctx context.Context) error {
 	c := w.stored.Servers.Clients[0]
 	if err := corpus.Flip(ctx, c, w.stored.Corpus.Resource().Resource, "v2"); err != nil {
@@ -135,7 +135,7 @@ func (w *way) inTree(ctx context.Context) (span, error) {
 		if len(lines(output, fmt.Sprintf("key=%q", name), "Finished syncing svm resource")) == 0 {
 			return errors.New("it has not logged the end")
 		}
-		// Of an object that a client has changed meanwhile it logs nothing.
+		// It logs nothing about an object that a client has changed in the meantime.
 		if each = lines(output, "", "Successfully migrated the resource", "Resource ignored due to conflict"); len(each) < w.stored.Objects()/2 {
 			return fmt.Errorf("it has logged %d objects of %d", len(each), w.stored.Objects())
 		}

@@ -31,7 +31,7 @@ import (
 type options struct {
 	// module is the folder of the module, and program the import path of its main package.
 	module, program string
-	// version is the image's tag, and commit the one that it is built from.
+	// version is the image's tag, and commit the commit from which it is built.
 	version, commit string
 	// created is the image's time of creation: that of the source, for the same digest each time.
 	created time.Time

@@ -32,13 +32,13 @@ var (
 	images   = []string{"concord", "concord-controllers"}
 )
 
-// release is one that was built.
+// release is a built release.
 type release struct {
 	// folders are where its files are.
 	folders []string
-	// Version and Commit are those that goreleaser says.
+	// Version and Commit are those that goreleaser reports.
 	Version, Commit string
-	// platforms are those it was built for, as linux/amd64.
+	// platforms are the platforms for which it was built, as linux/amd64.
 	platforms []string
 	// sums are the checksums by name.
 	sums map[string]string
@@ -59,7 +59,7 @@ func (r *release) check() error {
 	return errors.Join(r.checkNames(), r.checkBills(), r.checkProvenance(), r.checkKrew(), r.checkChart(), r.checkImages(), r.checkPrograms())
 }
 
-// read returns one of its files.
+// read returns one of the release's files.
 func (r *release) read(name string) ([]byte, error) {
 	for _, folder := range r.folders {
 		if content, err := os.ReadFile(filepath.Join(folder, name)); err == nil || !errors.Is(err, os.ErrNotExist) {
@@ -69,7 +69,7 @@ func (r *release) read(name string) ([]byte, error) {
 	return nil, fmt.Errorf("%s is in none of %v", name, r.folders)
 }
 
-// checkSums computes all checksums anew.
+// checkSums computes all checksums again.
 func (r *release) checkSums() error {
 	text, err := r.read("checksums.txt")
 	if err != nil {

@@ -21,8 +21,8 @@ const (
 	builder = "https://github.com/concord-dev/concord/blob/main/Makefile"
 )
 
-// writeProvenance writes an in-toto statement that says of which commit the files of a release
-// were built, and with which Go.
+// writeProvenance writes an in-toto statement that names the commit from which the files of a release were built, and
+// the Go version.
 func writeProvenance(checksums, version, commit, out string) error {
 	text, err := os.ReadFile(checksums)
 	if err != nil {

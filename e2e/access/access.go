@@ -39,7 +39,7 @@ var (
 	// Kubernetes' controllers have in `concord server` (server/controllers).
 	everybody = []identity{
 		{"anonymous", user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
-		// Without the group that servers add to every user who has said who they are.
+		// Without the group that servers add to every authenticated user.
 		{"no group", user.DefaultInfo{Name: "nobody"}},
 		// A user's certificate that names no groups comes to this.
 		{"authenticated", person("stranger")},
@@ -64,7 +64,7 @@ func person(name string) user.DefaultInfo {
 	return user.DefaultInfo{Name: name, Groups: []string{user.AllAuthenticated}}
 }
 
-// controller is the service account of one of Kubernetes' controllers.
+// controller returns the service account of one of Kubernetes' controllers.
 func controller(name string) identity {
 	return identity{name, user.DefaultInfo{
 		Name:   serviceaccount.MakeUsername(metav1.NamespaceSystem, name),
@@ -129,8 +129,8 @@ func all() []identity {
 	return append(own, everybody...)
 }
 
-// table says, a line for each object or path, which verbs each identity is allowed. Objects and
-// paths of which an identity is allowed nothing are left out for it.
+// table returns, in a line for each object or path, the verbs that each identity is allowed. Identities without any
+// are left out.
 func table(ctx context.Context, client kubernetes.Interface) (string, error) {
 	var told strings.Builder
 	for _, who := range all() {

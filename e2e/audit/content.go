@@ -65,9 +65,8 @@ func readContent(value []byte) (*content, error) {
 	return c, nil
 }
 
-// diff names the first field in which two contents differ. An object that is being
-// deleted is changed by the server itself. Where a controller has written the status
-// since, which managedFields tell, status and managedFields are left out.
+// diff returns the first field in which two contents differ. An object that is being deleted is changed by the server
+// itself. If managedFields show that a controller has written the status since, status and managedFields are ignored.
 func (c *content) diff(o *content) string {
 	switch {
 	case c.deleting || o.deleting:

@@ -25,7 +25,7 @@ func (l *Ledger) Violations() []string {
 // Rewrites counts the puts of marked objects that no client made.
 func (l *Ledger) Rewrites() int { return l.rewrites }
 
-// NeedlessRewrites counts those of them that left the encoding as it was.
+// NeedlessRewrites counts the rewrites that left the encoding unchanged.
 func (l *Ledger) NeedlessRewrites() int { return l.needless }
 
 // Writes returns the marked writes in the order of their revisions.

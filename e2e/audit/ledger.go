@@ -46,10 +46,10 @@ type Ledger struct {
 	normal  map[schema.GroupResource]func(fields map[string]any)
 	objects map[string]*object
 	writes  map[string]Write
-	// told are the standing violations by stored objects, so that each is told once.
+	// told holds the current violations by stored objects, so that each is reported once.
 	told     map[schema.GroupResource]sets.Set[string]
 	rewrites int
-	// needless are those of the rewrites that left the encoding as it was.
+	// needless counts the rewrites that left the encoding unchanged.
 	needless int
 
 	violations []string
@@ -88,7 +88,7 @@ func Start(client *clientv3.Client, prefix string, exempt ...schema.GroupResourc
 	return w
 }
 
-// Ignore leaves a key out of account: one that a test itself writes to etcd.
+// Ignore leaves a key out of account, for example one that a test itself writes to etcd.
 func (l *Ledger) Ignore(key string) { l.ignored.Insert(key) }
 
 // Normalize says that objects of a resource look different in different encodings. Before
@@ -243,8 +243,8 @@ func storedSet(r *ledger.Resource) (stored sets.Set[string], binds bool) {
 	return stored, r.Stands() && len(stored) > 0 && !stored.Has(migrationv1alpha1.Unknown)
 }
 
-// removableKeys are those that the StorageState says no object of the resource needs. What is not
-// encrypted has the key "identity".
+// removableKeys returns the keys that no object of the resource needs according to the StorageState. Unencrypted
+// values have the key "identity".
 func removableKeys(r *ledger.Resource) sets.Set[string] {
 	if !r.Stands() || r.State.Status.Encryption == nil {
 		return nil

@@ -22,11 +22,11 @@ import (
 	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
-// Patience is for changes that take seconds on a machine that nobody else uses: migrations beside stock
-// kube-apiservers give way to all other work.
+// Patience is for changes that take seconds on an idle machine: migrations beside stock kube-apiservers give way to
+// all other work.
 const Patience = 8 * time.Minute
 
-// AdminToken is of somebody who may do everything.
+// AdminToken is the token of a user who may do everything.
 const AdminToken = testbed.AdminToken
 
 // Programs are the programs that a cluster is made of, beside its etcd.
@@ -87,7 +87,7 @@ func (c *Cluster) Write(name, content string) string {
 	return path
 }
 
-// Values are those that etcd holds below a prefix, at a revision, or now if that is 0.
+// Values returns the values that etcd holds below a prefix, at a revision, or now if that is 0.
 func (c *Cluster) Values(ctx context.Context, prefix string, revision int64) ([]string, error) {
 	response, err := c.Etcd.Raw.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(revision))
 	if err != nil {
@@ -131,7 +131,7 @@ func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ..
 	return s
 }
 
-// onHost has a program run on a host of this name, of which kube-apiserver makes its identity.
+// onHost makes a program run on a host of this name, from which kube-apiserver derives its identity.
 func onHost(name string, program *exec.Cmd) *exec.Cmd {
 	unshare := []string{"--uts"}
 	if os.Getuid() != 0 {
@@ -144,7 +144,7 @@ func onHost(name string, program *exec.Cmd) *exec.Cmd {
 	return cmd
 }
 
-// Access is that of somebody with a token.
+// Access returns access with a token.
 func (s *APIServer) Access(token string) Access {
 	return Access{URL: s.URL(), CAFile: s.Cluster.ca, Token: token, Dir: s.Cluster.Dir}
 }
@@ -155,7 +155,7 @@ func (s *APIServer) Controllers(name string, config stock.Config) *cluster.Proce
 	return s.ControllersAs(name, AdminToken, config)
 }
 
-// ControllersAs has them come with a token.
+// ControllersAs runs controllers that authenticate with a token.
 func (s *APIServer) ControllersAs(name, token string, config stock.Config) *cluster.Process {
 	s.Cluster.T.Helper()
 	config.Instance = name

@@ -22,8 +22,8 @@ import (
 // Registry is the prefix of all that kube-apiservers write.
 const Registry = "/registry/"
 
-// History has the changes that raw etcd shows, in order. Names are keys without a prefix, so
-// that those of objects are "namespace/name" or "name".
+// History has the changes in raw etcd, in order. Names are keys without a prefix, so that those of objects are
+// "namespace/name" or "name".
 type History struct {
 	// first are the revisions of the objects when it begins, by name.
 	first   map[string]int64
@@ -112,7 +112,7 @@ func (h History) After(revision int64) []Change {
 	return h.changes[at:]
 }
 
-// Told is all that a client was told: a list and the events that followed it.
+// Told is everything that a client received: a list and the events that followed it.
 type Told struct {
 	Mode   string
 	At     int64
@@ -140,7 +140,7 @@ func (h History) Check(t testing.TB, c Told) {
 	}
 }
 
-// Seen is the name and the revision of an object of which a client was told.
+// Seen returns the name and the revision of an object that a client received.
 func Seen(object *unstructured.Unstructured) (name string, revision int64, err error) {
 	name = object.GetName()
 	if object.GetNamespace() != "" {
@@ -179,8 +179,8 @@ func (c *Told) Last() int64 {
 	return c.At
 }
 
-// Follow takes in events until it is enough, or the watch or ctx ends. A server ends the watch of
-// a client that does not keep up, and those of a custom resource whose definition changes.
+// Follow receives events until enough returns true, or the watch or ctx ends. A server ends the watch of a client that
+// does not keep up, and the watches of a custom resource whose definition changes.
 func (c *Told) Follow(ctx context.Context, w watch.Interface, enough func() bool) error {
 	defer w.Stop()
 	for !enough() {

@@ -32,9 +32,9 @@ const (
 // Namespace is where their objects are.
 const Namespace = metav1.NamespaceDefault
 
-// Widgets are a custom resource in v1 and v2, of which the first is stored at first.
+// Widgets is a custom resource in v1 and v2, stored in v1 at first.
 type Widgets struct {
-	// Server is the one that is asked.
+	// Server is the server that is asked.
 	Server *APIServer
 	Plural string
 }
@@ -200,7 +200,7 @@ func (w *Widgets) AwaitPruned(objects int) {
 	}
 }
 
-// Migrations are those of the resource.
+// Migrations returns the migrations of the resource.
 func (w *Widgets) Migrations(ctx context.Context) ([]migrationv1alpha1.StorageVersionMigration, error) {
 	list := &migrationv1alpha1.StorageVersionMigrationList{}
 	err := w.Server.Objects().List(ctx, list)

@@ -29,8 +29,7 @@ type Cluster struct {
 	*testbed.Cluster
 	T     testing.TB
 	Audit *audit.Watch
-	// Etcd is the etcd's process, nil where a server embeds it, and Members are those of a
-	// replicated one.
+	// Etcd is the process of etcd, nil if a server embeds it. Members are the processes of a replicated etcd.
 	Etcd    *Etcd
 	Members []*Etcd
 
@@ -58,7 +57,7 @@ func NewEmbedded(t testing.TB) *Cluster {
 	return c
 }
 
-// NewExternal returns a cluster on somebody else's etcd. It has no audit.
+// NewExternal returns a cluster on an etcd that somebody else runs. It has no audit.
 func NewExternal(t testing.TB, endpoint string) *Cluster {
 	t.Helper()
 	c := newCluster(t)

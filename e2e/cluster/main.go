@@ -28,8 +28,8 @@ func Main(m *testing.M) {
 	os.Exit(Suite{m}.Run())
 }
 
-// Serve makes this process the etcd that a test has started it as, one of ours or the program, and ends
-// it; if it was started as none it returns.
+// Serve runs the etcd for which a test has started this process, one of ours or the program, and ends it. In any other
+// process it returns.
 func Serve() {
 	testbed.ServeEtcd()
 	process.Serve(map[string]func(context.Context, []string) error{

@@ -30,7 +30,7 @@ type Process struct {
 
 	t       testing.TB
 	program *process.Program
-	// errors are what its last life has written to stderr, to be read when it has ended.
+	// errors is what the last run wrote to stderr; read it only after the run has ended.
 	errors *strings.Builder
 }
 
@@ -41,7 +41,7 @@ func NewProcess(t testing.TB, name, dir string, command func() *exec.Cmd) *Proce
 	return adopt(t, &process.Program{Name: name, Log: filepath.Join(dir, name+".log"), Command: func() (*exec.Cmd, error) { return command(), nil }})
 }
 
-// adopt has the test run a program.
+// adopt makes the test run a program.
 func adopt(t testing.TB, program *process.Program) *Process {
 	p := &Process{Name: program.Name, t: t, program: program}
 	command := program.Command
@@ -149,7 +149,7 @@ func (p *Process) Wait(timeout time.Duration) (Result, bool) {
 // Run is the program's run that goes on, or was the last.
 func (p *Process) Run() *process.Process { return p.program.Run() }
 
-// Ended says that the program has been started and does not run any more.
+// Ended reports whether the program was started and no longer runs.
 func (p *Process) Ended() bool { return p.program.Ended() }
 
 // Output returns the output of the program so far, in all its lives.

@@ -40,7 +40,7 @@ func NewReplicated(t testing.TB, members int) *Cluster {
 	return c
 }
 
-// member is one of several etcds that replicate each other. Its client and peer are URLs.
+// member is one of several etcds that replicate each other. client and peer are URLs.
 type member struct{ name, dir, client, peer string }
 
 func (m member) start(t testing.TB, logDir, initial string) *Etcd {

@@ -51,7 +51,7 @@ type APIServer struct {
 	*testbed.Server
 }
 
-// NewAPIServer has the test run a server, which is not started.
+// NewAPIServer makes the test run a server, which is not started yet.
 func NewAPIServer(t testing.TB, at *testbed.Server) *APIServer {
 	return &APIServer{Process: adopt(t, at.Program), Server: at}
 }
@@ -121,8 +121,8 @@ func (s *APIServer) Get(ctx context.Context, path string) (status int, body stri
 	return testbed.Get(ctx, s.Config(), path, nil)
 }
 
-// WaitReady waits until the server is ready and returns how long that took. A server
-// that ends meanwhile fails the test.
+// WaitReady waits until the server is ready and returns how long that took. The test fails if the server ends before
+// that.
 func (s *APIServer) WaitReady() time.Duration {
 	s.t.Helper()
 	began := time.Now()
@@ -152,7 +152,7 @@ func (s *Server) ID() (agree.ServerID, bool) {
 	return ids[len(ids)-1], true
 }
 
-// FreePort returns a port that nobody listens on, another one each time.
+// FreePort returns a port on which nobody listens, a different one each time.
 func FreePort(t testing.TB) int {
 	t.Helper()
 	port, err := process.FreePort()
@@ -162,7 +162,7 @@ func FreePort(t testing.TB) int {
 	return port
 }
 
-// FreeAddress returns an address that nobody listens on, another one each time.
+// FreeAddress returns an address on which nobody listens, a different one each time.
 func FreeAddress(t testing.TB) string {
 	t.Helper()
 	return fmt.Sprintf("127.0.0.1:%d", FreePort(t))
