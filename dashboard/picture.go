@@ -47,7 +47,7 @@ type release struct {
 	// Back says that it is an older release.
 	Back    bool   `json:"back"`
 	Verdict string `json:"verdict"`
-	// Resources are the first NotSafe resources that are not safe.
+	// Resources lists the resources that are not safe: at most shown, of the NotSafe that there are.
 	Resources []compat.Finding `json:"resources"`
 	NotSafe   int              `json:"notSafe"`
 	Judged    int              `json:"judged"`

@@ -25,7 +25,7 @@ func newHost(guest *World) *World {
 	return h
 }
 
-// replica is the part of a process that serves an aggregated API: its part in the host.
+// replica is what a process that serves an aggregated API has in addition: its part in the host.
 type replica struct {
 	host *hosting.Host
 	cut  bool // it does not reach the host

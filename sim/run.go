@@ -15,7 +15,7 @@ type Outcome struct {
 	Config    script.Config
 	Script    []script.Event
 	Violation *invariant.Violation
-	// Steps is how many events were possible, without those of the rest at the end.
+	// Steps is how many events of the script were possible. What happens while the world comes to rest does not count.
 	Steps int
 	// Simulated is how much time passed in the world.
 	Simulated time.Duration

@@ -139,7 +139,7 @@ func (w *World) calm() {
 		if p == nil {
 			continue
 		}
-		// One of the processes that believe to lead continues to believe it.
+		// Of the processes that believe that they lead, one continues to believe it.
 		p.leads = p.leads && !leading && !p.gone && !p.leaving && p.Release == target && !p.Silent && !p.Stock
 		leading = leading || p.leads
 		// A process that waits for a moment that its clock has been set back from need not wait again.

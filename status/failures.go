@@ -134,7 +134,8 @@ func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Probl
 	return []Problem{p}
 }
 
-// badObjects returns the objects that a migration could not migrate, by reason. The migration may still run.
+// badObjects returns the problems of the objects that a migration could not migrate, by reason. The migration may still
+// run.
 func badObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Problem {
 	var total, done int64
 	byReason := map[migrationv1alpha1.MigrationFailureReason]int64{}

@@ -40,7 +40,7 @@ type resource struct {
 	// common is the encoding that all servers agree on, empty if they do not. In a stock cluster it is the observed
 	// encoding.
 	common agree.Encoding
-	// agreement is the target that reporting servers agree on; the zero Target if they do not.
+	// agreement is the encoding that reporting servers agree on, with its epoch; the zero Target if they do not.
 	agreement evolve.Target
 	// stored are the encodings that objects may be stored in.
 	stored []agree.Encoding
@@ -123,8 +123,9 @@ func (r *resource) gone() bool {
 	return r.version == nil && r.state != nil && r.state.Status.Message == evolve.Gone
 }
 
-// unreported reports whether no server reports how the resource is stored, now or lately: it is known from a migration
-// that somebody asked for, or from before.
+// unreported reports whether nothing says how the resource is stored, now or lately: no StorageVersion, and no
+// StorageState other than one of a resource that is gone. The resource is known from a migration that somebody asked
+// for, or from before.
 func (r *resource) unreported() bool {
 	return r.version == nil && (r.state == nil || r.gone())
 }

@@ -87,8 +87,8 @@ func serversOf(o Observed) []Server {
 	return servers
 }
 
-// noneRenews reports whether no server has renewed its Lease in time, including the one that answers. Aggregated API
-// servers do not count.
+// noneRenews reports whether no server has renewed its Lease in time, not even the one that answers. That one is not a
+// server of an aggregated API, so it is false if there are only such servers.
 func noneRenews(servers []Server) bool {
 	stale := func(s Server) bool { return s.State == Dead || s.State == Unrenewed }
 	return slices.ContainsFunc(servers, func(s Server) bool { return !s.Aggregated }) &&
@@ -145,9 +145,8 @@ func (x *index) restored(p Problem) Problem {
 	return p
 }
 
-// unrenewed is the problem that no server renews its Lease; the Kind is empty if one does. Then no server must be
-// taken for dead: without its Lease a live server would accept no deletes either, and deletes are what makes room in
-// etcd.
+// unrenewed is the problem that no server renews its Lease; the Kind is empty if one does. If none does, do not take any
+// server for dead: without its Lease a live server would accept no deletes either, and deletes make room in etcd.
 func (x *index) unrenewed() Problem {
 	if !noneRenews(x.servers) {
 		return Problem{}

@@ -51,8 +51,8 @@ func (p *plugin) history(ctx context.Context, out io.Writer, name, output string
 }
 
 // pastOf returns the finished migrations of a resource: those in its StorageState's history, and those that still
-// exist. Until the history has a migration, the stored set still has the encodings that objects might have had when it
-// began.
+// exist. Until the history has a migration, the stored set still has the encodings that objects might have had when
+// that migration began.
 func pastOf(o status.Observed, gr schema.GroupResource) []migrationv1alpha1.Past {
 	past, stored := []migrationv1alpha1.Past{}, []agree.Encoding(nil)
 	for i := range o.States {

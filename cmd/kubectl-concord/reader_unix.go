@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readerGone reports whether nobody reads what is written to out any more, for example because the output is a pipe to
-// head. Otherwise only a write would show that, and a watch without changes writes nothing.
+// readerGone reports whether nobody reads what is written to out any more, for example because out is a pipe to head,
+// which has exited. Otherwise only a write would show that, and a watch without changes writes nothing.
 func readerGone(out io.Writer) bool {
 	file, ok := out.(*os.File)
 	if !ok {

@@ -290,8 +290,9 @@ func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan, bef
 	}
 }
 
-// stuck reports whether any of the problems in the way needs somebody to act. Problems of the server that answers, and
-// of whether it sees reports, do not concern the resource: objects may be migrated back nevertheless.
+// stuck reports whether any of the problems in the way needs somebody to act. Some problems do not concern the resource:
+// the server that answers is not ready, or serves no StorageVersions, or a server is late to renew its Lease. Objects
+// may be migrated back nevertheless.
 func stuck(a status.Answer, since time.Duration) bool {
 	return slices.ContainsFunc(a.Problems, func(p status.Problem) bool {
 		switch p.Kind {

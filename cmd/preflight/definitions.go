@@ -140,7 +140,8 @@ func (o *options) outOf(dir string) string {
 	return fmt.Sprintf("name its files, as in %s preflight --crd %s --crd %s", o.Program, filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml"))
 }
 
-// once drops duplicate definitions. If two differ, it is not known which one is applied last.
+// once drops duplicate definitions. It returns an error if two of one resource differ, because it is not known which
+// one is applied last.
 func once(all []verdict.Definition) (distinct []verdict.Definition, err error) {
 	for _, d := range all {
 		switch i := lastOf(distinct, d.Resource); {

@@ -57,7 +57,7 @@ func (w *World) close() error {
 	return w.Close()
 }
 
-// options are the command's flags.
+// options holds the command's Config, flags and streams.
 type options struct {
 	Config
 	to, backTo                  string

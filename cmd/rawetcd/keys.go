@@ -59,7 +59,8 @@ func Keys(ctx context.Context, out io.Writer, reader migratestore.Reader, under 
 	return errors.Join(err, needed(report, asked))
 }
 
-// needed returns an error that lists the keys asked for that cannot be removed safely, unknown keys among them.
+// needed returns an error if keys asked for cannot be removed safely: it lists them with the reasons, or only names the
+// first key that is not known.
 func needed(report use.Report, asked []string) error {
 	var reasons []string
 	for _, name := range asked {

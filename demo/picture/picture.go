@@ -24,8 +24,8 @@ func main() {
 	}
 }
 
-// The lines that stay are: a step, a server, the first disagreement about a resource, half of its migration, and its
-// end; and the rows of moving resources.
+// The progress lines that stay report a step, a server's state or, for the first time for a resource, that there is no
+// agreement, or that half or all of its migration is done. The table's rows that stay are those of resources that move.
 var (
 	progress = regexp.MustCompile(`^\d\d:\d\d  `)
 	told     = regexp.MustCompile(`^\d\d:\d\d  (?:step |server-\d is (?:ready|killed|paused)|(\w+): .*(no agreement|50%|migration done, [1-9]))`)

@@ -61,7 +61,7 @@ type Checker struct {
 	// nothing is promised of them until all StorageVersions are deleted once more (DESIGN 3.8).
 	stray map[string]bool
 	// unnoticed holds the keys that a stock server wrote while no Unknown was reported for it, and that server:
-	// nothing is promised about them until it is reported.
+	// nothing is promised about them until Unknown is reported for it.
 	unnoticed map[string]agree.ServerID
 	// lingering are the stock servers that have deleted their Leases themselves.
 	lingering map[*Server]lingering
@@ -73,8 +73,8 @@ type Checker struct {
 	ended map[types.UID]bool
 	// committed are the clients' writes that were committed, by the data that names them.
 	committed map[string]bool
-	// forged says that the StorageState of widgets was edited. lowered is the revision since which its storedVersions
-	// have been too small.
+	// forged says that the StorageState of widgets was edited and is not right again. lowered is the revision since
+	// which the storedVersions of widgets have been too small because somebody edited them; 0 once they are restored.
 	forged  bool
 	lowered int64
 	// loweredOf is the StorageState that knew what storedVersions named before that; "" if none.

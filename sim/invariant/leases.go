@@ -36,9 +36,10 @@ func (c *Checker) judgeLease(r *Write, e etcd.Event) {
 	}
 }
 
-// alive reports whether a server renewed its Lease within its duration, measured by the slowest clock that is allowed.
-// The collector may have counted two intervals too much for each time that its clock was set forward and, by design,
-// up to a third of the duration of an outage: a put proves for that long that puts work.
+// alive reports whether a server renewed its Lease within its duration, less the time by which the collector may be
+// wrong: the drift of two clocks, two intervals for each time that the collector's clock was set forward and, by design,
+// a third of the Lease's duration for each outage of etcd, because a put that was seen proves for that long that puts
+// work.
 func (c *Checker) alive(id agree.ServerID, by *Server) bool {
 	renewed, known := c.renewed[id]
 	outages, duration := c.Outages-renewed.outages, LeaseDuration

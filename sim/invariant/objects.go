@@ -86,8 +86,8 @@ func (c *Checker) JudgeHosted(r *Write, e etcd.Event) {
 	}
 }
 
-// Answered checks the answer to a client's write: I9 An acknowledged write was written, and a committed write is not
-// answered as one that found another object, or none.
+// Answered checks the answer to a client's write:
+// I9 An acknowledged write was written, and a committed write is not answered as one that found another object, or none.
 func (c *Checker) Answered(what, data string, err error) {
 	switch committed := c.committed[data]; {
 	case err == nil && !committed:

@@ -44,7 +44,7 @@ func (c *Checker) read(sv *v1alpha1.StorageVersion) *reading {
 	return r
 }
 
-// Describe returns a Stringer for a StorageVersion.
+// Describe returns a Stringer for a StorageVersion, so that its text is made only when it is needed.
 func Describe(sv *v1alpha1.StorageVersion) fmt.Stringer { return described{sv} }
 
 // described is a StorageVersion that prints what it says.
@@ -59,7 +59,7 @@ func (d described) String() string {
 	return fmt.Sprintf("StorageVersion %s: %v common %q %s", d.sv.UID, storageversion.Reports(d.sv), common, history)
 }
 
-// DescribeState returns a Stringer for a StorageState.
+// DescribeState is Describe for a StorageState.
 func DescribeState(state *migrationv1alpha1.StorageState) fmt.Stringer { return describedState{state} }
 
 // describedState is a StorageState that prints what it says.

@@ -51,8 +51,9 @@ func (c *Checker) noticed(sv *v1alpha1.StorageVersion, id agree.ServerID) bool {
 }
 
 // judgeStock checks a stock server's put. While Unknown is reported for the server its writes are covered, because
-// stored sets have Unknown. So are writes of a server that has deleted its Lease, as long as it lingers. Before, when
-// its Lease is new, or was deleted although the server lives, nothing is promised until Unknown is reported.
+// stored sets have Unknown. So are writes of a server that has deleted its Lease itself, as long as it lingers. At other
+// times, for example when its Lease is new, or was deleted although the server lives, nothing is promised until Unknown
+// is reported.
 func (c *Checker) judgeStock(r *Write, res *object.Resource, key string) {
 	sv, id := c.api.LookStorageVersion(res), StockID(r.By.Slot)
 	if last, ok := c.lingering[r.By]; ok && sv != nil && c.Now < last.until && last.of[sv.UID] || c.noticed(sv, id) {

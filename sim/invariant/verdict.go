@@ -19,7 +19,7 @@ import (
 type judged struct {
 	state   *migrationv1alpha1.StorageState
 	version *v1alpha1.StorageVersion
-	// safe holds the encodings with which a server would be called safe to start.
+	// safe holds each encoding for which the verdict is safe even for a server that does not decode it.
 	safe []agree.Encoding
 }
 

@@ -19,8 +19,8 @@ type Config struct {
 	// they work with lists.
 	More int
 	// Census, if it is 1, makes triggers count the stored objects before a stored set or storedVersions shrink. If it
-	// is 0 they believe what migrations say, as where nobody can read etcd. So both lines of defence are tested
-	// without the other.
+	// is 0 they believe what migrations say, as where nobody can read etcd. So each of the two lines of defence is
+	// tested without the other.
 	Census int
 	// Host is how many servers the cluster has to which this world's servers report: then they are replicas of an
 	// aggregated API server. 0: they are a cluster's own.
