@@ -38,8 +38,8 @@ runs on --data-dir. If no server runs there, it reads a temporary copy of the da
 (in $TMPDIR) and changes nothing.
 
 Values whose encoding cannot be recognized are counted as "unknown", and their keys are
-printed. With --verify every value is also decoded, as a server does before it answers a
-request, and every value that cannot be decoded is printed with the reason. Encrypted values
+printed. With --verify every value that is not encrypted is also decoded, as a server does
+before it answers a request, and values that cannot be decoded are printed with the reason. Encrypted values
 are counted by their key, but not decrypted: the command needs no encryption key.`,
 		Example: `  concord census
   concord census --verify

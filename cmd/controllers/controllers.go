@@ -49,10 +49,10 @@ func NewCommand(name string) *cobra.Command {
 The controllers ask every kube-apiserver in which version it stores each resource. When the
 storage version of a resource has changed and all kube-apiservers agree on the new one, they
 rewrite its objects by empty patches. More empty patches, sent through every kube-apiserver,
-prove that no object is left in another version. After a hold time they remove the old version
-from status.storedVersions of the CustomResourceDefinition.
+prove that no object is left in another version. Some time later (--prune-after) they remove the
+old version from status.storedVersions of the CustomResourceDefinition.
 
-Several replicas may run; one of them is elected. In a cluster of Concord servers the
+Several replicas may run; one of them is elected. Where any Concord server runs the
 controllers do nothing and leave everything to the servers. docs/stock.md describes what the
 controllers do and the limits of what they can know.`,
 		Args: cobra.NoArgs,

@@ -117,7 +117,7 @@ func newThrottleCommand(p *plugin) *cobra.Command {
 	var dryRun bool
 	cmd := &cobra.Command{
 		Use:   "throttle RESOURCE RATE",
-		Short: "Limit the objects per second that the running migrations of a resource write",
+		Short: "Limit the objects per second that the unfinished migrations of a resource write",
 		Example: `  kubectl concord throttle widgets.example.com 200
   kubectl concord throttle widgets.example.com none`,
 		Args: exactly("RESOURCE", "RATE"),

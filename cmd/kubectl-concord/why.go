@@ -25,7 +25,8 @@ func newWhyCommand(p *plugin) *cobra.Command {
 be removed from its CustomResourceDefinition, or an old release cannot be left behind. Possible
 reasons are servers that disagree, the Lease of a dead server or of a server without Concord, a
 migration that is paused, waits or has stalled, a cut-over on hold, a webhook that is down, and
-objects that cannot be migrated. Each reason comes with what to do about it.
+objects that cannot be migrated. Each reason names the servers or the first objects concerned,
+and says what to do about it.
 
 By default a Concord server counts the stored objects by version, from raw etcd. This takes a
 while for many objects, and only cluster admins may ask for it. With --count=false the answer

@@ -82,8 +82,8 @@ The change is one of these:
   --emulation-version, --min-compatibility-version   servers of this release at other versions
   --crd, --chart, --uninstall-crd                    CustomResourceDefinitions applied or deleted
 
-The last three may be repeated. They are checked in this order, as if they were applied one
-after the other.
+Each of the last three may be repeated: the definitions are checked in the given order, as if
+they were applied one after the other.
 
 The stored encodings are read from a live cluster: from its StorageStates, from the failures of
 migrations, and from a census of raw values, which a server takes for cluster admins. The census
