@@ -159,10 +159,15 @@ func Adopt(m *StorageVersionMigration, t evolve.Target, state string) {
 
 // Reset empties the status of a migration that starts again.
 func Reset(m *StorageVersionMigration) {
-	m.Status = StorageVersionMigrationStatus{Phase: PhasePending}
+	m.Status = StorageVersionMigrationStatus{Phase: phaseBefore(m)}
+}
+
+// phaseBefore returns the phase of a migration that no server has begun.
+func phaseBefore(m *StorageVersionMigration) MigrationPhase {
 	if m.Spec.Paused {
-		m.Status.Phase = PhasePaused
+		return PhasePaused
 	}
+	return PhasePending
 }
 
 // Free removes the target, the claim and the mark of the trigger from a migration. The number of the attempt stays, so
@@ -276,9 +281,7 @@ func SetWaiting(m *StorageVersionMigration, why string, now metav1.Time) {
 	if why == "" {
 		c.Reason, c.Message = ReasonPending, "no server has begun"
 	}
-	if m.Status.Phase = PhasePending; m.Spec.Paused {
-		m.Status.Phase = PhasePaused
-	}
+	m.Status.Phase = phaseBefore(m)
 	m.Status.set(c)
 }
 
