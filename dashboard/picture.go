@@ -11,6 +11,8 @@ import (
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/status"
+	"github.com/concord-dev/concord/status/servers"
+	"github.com/concord-dev/concord/status/timeline"
 	"github.com/concord-dev/concord/verdict"
 )
 
@@ -23,16 +25,16 @@ type picture struct {
 	Of       string `json:"of"`
 	Headline string `json:"headline"`
 
-	Servers  []status.Server  `json:"servers"`
+	Servers  []servers.Server `json:"servers"`
 	Counts   status.Counts    `json:"resources"`
 	Problems []status.Problem `json:"problems"`
 	// MoreProblems and MoreMoving count the entries that are left out of the lists.
-	MoreProblems int             `json:"moreProblems,omitempty"`
-	Moving       []status.Moving `json:"moving"`
-	MoreMoving   int             `json:"moreMoving,omitempty"`
-	Timeline     []status.Moment `json:"timeline"`
-	Releases     []release       `json:"releases"`
-	Unread       []string        `json:"unread,omitempty"`
+	MoreProblems int               `json:"moreProblems,omitempty"`
+	Moving       []status.Moving   `json:"moving"`
+	MoreMoving   int               `json:"moreMoving,omitempty"`
+	Timeline     []timeline.Moment `json:"timeline"`
+	Releases     []release         `json:"releases"`
+	Unread       []string          `json:"unread,omitempty"`
 	// Clients is how fast the server asked answers its clients; nil where that is not known.
 	Clients *clients `json:"clients,omitempty"`
 	// Reading are the kinds that are still being read: until then there are servers only.
@@ -58,7 +60,7 @@ type release struct {
 func beingRead(o status.Observed, reading []string) picture {
 	p, _ := pictureOf(status.Observed{Now: o.Now, Leases: o.Leases, Unread: o.Unread}, nil)
 	p.Headline, p.Reading = "The cluster is being read: "+strings.Join(reading, ", ")+".", reading
-	p.Problems, p.MoreProblems, p.Timeline = []status.Problem{}, 0, []status.Moment{}
+	p.Problems, p.MoreProblems, p.Timeline = []status.Problem{}, 0, []timeline.Moment{}
 	return p
 }
 
@@ -69,10 +71,10 @@ func pictureOf(o status.Observed, lifecycles []compat.Lifecycle) (picture, []sta
 		Headline: c.Headline(), Servers: c.Servers, Counts: c.Counts, Unread: c.Unread,
 		Problems: c.Problems[:min(shown, len(c.Problems))], MoreProblems: max(0, len(c.Problems)-shown),
 		Moving: c.Moving[:min(shown, len(c.Moving))], MoreMoving: max(0, len(c.Moving)-shown),
-		Timeline: status.Timeline(o), Releases: []release{},
+		Timeline: timeline.Of(o), Releases: []release{},
 	}
 	for i := range p.Servers {
-		if s := p.Servers[i].State; s != status.Dead && s != status.Unrenewed {
+		if s := p.Servers[i].State; s != servers.Dead && s != servers.Unrenewed {
 			p.Servers[i].RenewedSecondsAgo = 0 // or every picture would differ from the last
 		}
 	}
@@ -84,7 +86,7 @@ func pictureOf(o status.Observed, lifecycles []compat.Lifecycle) (picture, []sta
 
 // releases returns the verdicts on the releases before and after those that serve, from the recorded stored sets:
 // nothing is counted.
-func releases(o status.Observed, servers []status.Server, lifecycles []compat.Lifecycle) []release {
+func releases(o status.Observed, servers []servers.Server, lifecycles []compat.Lifecycle) []release {
 	oldest, newest := compat.BinaryVersion(), compat.BinaryVersion()
 	var told []*version.Version
 	for _, s := range servers {

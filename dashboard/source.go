@@ -25,6 +25,7 @@ import (
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/listwatch"
 	"github.com/concord-dev/concord/status"
+	"github.com/concord-dev/concord/status/servers"
 	"github.com/concord-dev/concord/workers"
 )
 
@@ -67,7 +68,7 @@ type source struct {
 
 	mu sync.Mutex
 	// renewals remembers the Leases from one picture to the next.
-	renewals status.Watch
+	renewals servers.Watch
 	// left are the servers whose Leases were deleted, the last at the end.
 	left []status.Gone
 	// unreachable is why the cluster does not answer.

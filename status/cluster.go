@@ -12,13 +12,15 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/status/prose"
+	"github.com/concord-dev/concord/status/servers"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
 // Cluster is how a cluster is.
 type Cluster struct {
 	// Servers lists servers with problems first.
-	Servers []Server `json:"servers"`
+	Servers []servers.Server `json:"servers"`
 	// Counts are of the resources that servers store.
 	Counts Counts `json:"resources"`
 	// Problems are the cluster's problems, the most urgent first.
@@ -96,7 +98,7 @@ func Of(o Observed) Cluster {
 	}
 	slices.SortStableFunc(c.Rows, func(a, b Row) int { return cmp.Compare(a.State.Rank(), b.State.Rank()) })
 	for _, server := range x.servers {
-		if p := server.problem(waits[server.ID]); p.Kind != "" {
+		if p := problemOf(server, waits[server.ID]); p.Kind != "" {
 			problems = append(problems, p)
 		}
 	}
@@ -124,7 +126,7 @@ func (x *index) problems(r *resource) []Problem {
 	failing := false
 	for _, m := range r.live() {
 		p := movingOf(r, m).problem(x, r, m)
-		if p.Kind == Waiting && unagreed || p.Kind == Stalled && noneRenews(x.servers) {
+		if p.Kind == Waiting && unagreed || p.Kind == Stalled && servers.NoneRenews(x.servers) {
 			continue // for a problem that was told already
 		}
 		add(p)
@@ -168,7 +170,7 @@ func (x *index) unobserved(r *resource) Problem {
 		Text: fmt.Sprintf("%s: it is not known what servers write: %s", r, why),
 		Do:   do,
 		merged: func(resources []string) string {
-			return fmt.Sprintf("it is not known what servers write of %d resources, %s: %s", len(resources), some(resources), why)
+			return fmt.Sprintf("it is not known what servers write of %d resources, %s: %s", len(resources), prose.Some(resources), why)
 		},
 	}
 }
@@ -184,7 +186,7 @@ func (x *index) forgotten(r *resource) Problem {
 		Text: fmt.Sprintf("%s: concord controllers have not looked at it for %s, so that it is not known what servers write", r, since),
 		Do:   "see the log of concord controllers, in the namespace that they are installed in: what they read may be refused, or they have more definitions to look at than they can",
 		merged: func(resources []string) string {
-			return fmt.Sprintf("concord controllers have not looked at %d resources, %s, for %s, so that it is not known what servers write", len(resources), some(resources), since)
+			return fmt.Sprintf("concord controllers have not looked at %d resources, %s, for %s, so that it is not known what servers write", len(resources), prose.Some(resources), since)
 		},
 	}
 }
@@ -200,7 +202,7 @@ func notServed(r *resource) Problem {
 		Text: fmt.Sprintf("%s: nothing is migrated or pruned: its definition stores %s, which it does not serve", r, migrationv1alpha1.Stores(r.crd)),
 		Do:   "serve it (served: true), or store another version",
 		merged: func(resources []string) string {
-			return fmt.Sprintf("nothing is migrated or pruned of %d resources, %s: each definition stores a version that it does not serve", len(resources), some(resources))
+			return fmt.Sprintf("nothing is migrated or pruned of %d resources, %s: each definition stores a version that it does not serve", len(resources), prose.Some(resources))
 		},
 	}
 }
@@ -294,7 +296,7 @@ func refused(r *resource) Problem {
 		Text: fmt.Sprintf("%s: status.storedVersions is not pruned: the API server refuses it: %s", r, why),
 		Do:   "run the controllers as the user of their manifests, or give theirs the right; guards have a list of users",
 		merged: func(resources []string) string {
-			return fmt.Sprintf("status.storedVersions of %d definitions, %s, is not pruned: the API server refuses it: %s", len(resources), some(resources), why)
+			return fmt.Sprintf("status.storedVersions of %d definitions, %s, is not pruned: the API server refuses it: %s", len(resources), prose.Some(resources), why)
 		},
 	}
 }

@@ -8,12 +8,14 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/status/prose"
+	"github.com/concord-dev/concord/status/servers"
 )
 
 // side is the servers that write a resource in one encoding.
 type side struct {
 	encoding agree.Encoding
-	servers  []Server
+	servers  []servers.Server
 }
 
 // sides divides the servers that report by the encoding that they write, the fewest servers first.
@@ -33,7 +35,7 @@ func (x *index) sides(r *resource) []side {
 		all[i].servers = append(all[i].servers, server)
 	}
 	for _, s := range all {
-		slices.SortFunc(s.servers, func(a, b Server) int { return strings.Compare(a.ID, b.ID) })
+		slices.SortFunc(s.servers, func(a, b servers.Server) int { return strings.Compare(a.ID, b.ID) })
 	}
 	slices.SortFunc(all, func(a, b side) int {
 		return cmp.Or(cmp.Compare(len(a.servers), len(b.servers)), cmp.Compare(a.encoding, b.encoding))
@@ -47,11 +49,11 @@ func (s side) who() string {
 	for _, server := range s.servers {
 		name := server.ID
 		if server.Release != "" {
-			name += " (" + server.versions() + ")"
+			name += " (" + server.Versions() + ")"
 		}
 		names = append(names, name)
 	}
-	return some(names) + " " + plural(len(names), "writes", "write")
+	return prose.Some(names) + " " + prose.Plural(len(names), "writes", "write")
 }
 
 // disagreement is that servers write the resource in different encodings; the Kind is empty
@@ -73,7 +75,7 @@ func (x *index) disagreement(r *resource) Problem {
 		Do:    x.settleDisagreement(r, sides),
 		alike: strings.Join(alike, "|"),
 		merged: func(resources []string) string {
-			return fmt.Sprintf("servers disagree on %d resources, %s: of the first %s", len(resources), some(resources), text)
+			return fmt.Sprintf("servers disagree on %d resources, %s: of the first %s", len(resources), prose.Some(resources), text)
 		},
 	}
 }
@@ -86,10 +88,10 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 	for _, s := range sides {
 		plain[s.encoding.Plain()] = true
 		for _, server := range s.servers {
-			versions[server.versions()+" from "+server.ReadableFrom] = true
+			versions[server.Versions()+" from "+server.ReadableFrom] = true
 			aggregated = aggregated || server.Aggregated
 			switch server.State {
-			case Dead:
+			case servers.Dead:
 				dead = append(dead, server.ID)
 			case "":
 				gone = append(gone, server.ID)
@@ -98,9 +100,9 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 	}
 	switch {
 	case len(dead) > 0:
-		return "they agree when the Lease of " + some(dead) + " is gone"
+		return "they agree when the Lease of " + prose.Some(dead) + " is gone"
 	case len(gone) > 0:
-		return "wait: the Lease of " + some(gone) + " is gone, and what it reported goes within seconds"
+		return "wait: the Lease of " + prose.Some(gone) + " is gone, and what it reported goes within seconds"
 	case len(plain) == 1:
 		if plugin := plugins(sides); plugin != "" {
 			return plugin
@@ -131,24 +133,24 @@ func plugins(sides []side) string {
 			ids = append(ids, server.ID)
 		}
 		if !s.encoding.Seal().Known() {
-			return fmt.Sprintf("%s has not reached its KMS plugin %s: see that the plugin runs beside it, and kubectl get --raw '/readyz/kms-providers', which it answers by --server", some(ids), name)
+			return fmt.Sprintf("%s has not reached its KMS plugin %s: see that the plugin runs beside it, and kubectl get --raw '/readyz/kms-providers', which it answers by --server", prose.Some(ids), name)
 		}
-		told = append(told, some(ids))
+		told = append(told, prose.Some(ids))
 	}
 	return fmt.Sprintf("their KMS plugins named %q name different keys: wait half a minute, in which each server asks its own again; if this lasts, see which plugin still names the old key, that of %s", name, strings.Join(told, " or that of "))
 }
 
 // waitsFor are the servers that keep the resource from agreement and that have a problem of
 // their own: they do not report, or are dead or late while the servers disagree, or no server of Concord is left.
-func (x *index) waitsFor(r *resource) []Server {
-	var all []Server
+func (x *index) waitsFor(r *resource) []servers.Server {
+	var all []servers.Server
 	if x.stockAnswered && r.counts() { // by their Leases, since there are no reports
-		return slices.DeleteFunc(slices.Clone(x.servers), func(s Server) bool { return s.silence == "" && !(s.State == Dead && s.last) })
+		return slices.DeleteFunc(slices.Clone(x.servers), func(s servers.Server) bool { return s.Silence == "" && !(s.State == servers.Dead && s.Last) })
 	}
 	disagree := len(x.sides(r)) > 1
 	for _, report := range r.reports {
 		server, _ := x.server(report.Server)
-		if report.Encoding == evolve.Unknown || disagree && (server.State == Dead || server.late) {
+		if report.Encoding == evolve.Unknown || disagree && (server.State == servers.Dead || server.Late) {
 			all = append(all, server)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -14,38 +13,23 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/status/cause"
+	"github.com/concord-dev/concord/status/prose"
 )
-
-// unanswered matches the errors of clients about a webhook that they could not reach.
-var unanswered = regexp.MustCompile(`(?i)connection refused|no such host|deadline exceeded|timeout|timed out|no endpoints|service ".*" not found|no route to host|EOF|connection reset|tls: `)
-
-// unreached says why a webhook could not be called, and what to do about it; nothing where it answered.
-func unreached(message string) (why, do string) {
-	switch {
-	case strings.Contains(message, "x509: "):
-		return "whose certificate is not trusted", "see that its certificate is valid, and that the CA is in the caBundle of the webhook's clientConfig"
-	case unanswered.MatchString(message):
-		return "which does not answer", "bring it up"
-	}
-	return "", ""
-}
-
-// timedOut matches a kube-apiserver's answer to a request that it did not get through with, as while a webhook hangs.
-var timedOut = regexp.MustCompile(`(?i)time allotted|deadline exceeded|timeout|timed out`)
 
 // retried is the problem that a running migration makes no progress, and why.
 func retried(r *resource, why string) Problem {
 	p := Problem{Kind: Stalled, Resources: []string{r.String()}, Text: fmt.Sprintf("%s: its migration is tried again after an error: %s", r, why)}
 	switch {
 	case strings.Contains(why, "conversion webhook for "):
-		fails, do := unreached(why)
+		fails, do := cause.Unreached(why)
 		_, answer, _ := strings.Cut(why, " failed: ")
 		p.Text = fmt.Sprintf("%s: its migration waits for %s, %s: %s", r, converter(r.crd), cmp.Or(fails, "whose calls fail"), answer)
 		p.Do = cmp.Or(do, "mend it") + "; the migration goes on by itself"
-	case timedOut.MatchString(why) && converts(r.crd):
+	case cause.TimedOut(why) && converts(r.crd):
 		p.Do = "see that " + converter(r.crd) + " answers; the migration goes on by itself"
 	default:
-		if do := r.readAgain(unreadBy(why)); do != "" {
+		if do := r.readAgain(cause.UnreadBy(why)); do != "" {
 			p.Do = do + "; the migration goes on by itself"
 		}
 	}
@@ -71,7 +55,7 @@ func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem
 		Text: fmt.Sprintf("%s: its last migration failed, %s, and %s", r, last.Reason, again),
 	}
 	if last.Reason == migrationv1alpha1.ReasonObjectsFailed && len(last.Failures) > 0 {
-		p.Text = fmt.Sprintf("%s: its last migration could not migrate %s, such as %s, and %s", r, objects(last.Failed), strings.Join(last.Failures, ", "), again)
+		p.Text = fmt.Sprintf("%s: its last migration could not migrate %s, such as %s, and %s", r, prose.Objects(last.Failed), strings.Join(last.Failures, ", "), again)
 	}
 	if last.Why != "" {
 		p.Text += ": " + last.Why
@@ -87,7 +71,7 @@ func advised(r *resource, m *migrationv1alpha1.StorageVersionMigration, last mig
 	case last.Reason == migrationv1alpha1.ReasonChangedByAdmission:
 		return excluded, ""
 	case last.FailureReason == "" || len(last.Failures) == 0:
-		_, do = unreached(last.Why)
+		_, do = cause.Unreached(last.Why)
 		return do, ""
 	}
 	failed := m.DeepCopy()
@@ -235,7 +219,7 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 	case migrationv1alpha1.FailureConversionWebhook:
 		webhook := converter(r.crd)
 		for _, f := range named {
-			if why, do := unreached(f.Message); why != "" {
+			if why, do := cause.Unreached(f.Message); why != "" {
 				p := ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, %s", of, webhook, why), do)
 				p.Kind = WebhookDown
 				if migrationv1alpha1.Final(m) {

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/concord-dev/concord/status"
+	"github.com/concord-dev/concord/status/timeline"
 )
 
 var update = flag.Bool("update", false, "write the golden screens anew")
@@ -59,7 +60,7 @@ func golden(t *testing.T, file string) {
 				got += row.String() + "\n"
 			}
 		case f.Name == "timeline":
-			for _, m := range status.Timeline(o) {
+			for _, m := range timeline.Of(o) {
 				got += fmt.Sprintf("%s %s: %s\n", m.At.UTC().Format(time.TimeOnly), m.Kind, m.Text)
 			}
 		case strings.HasPrefix(f.Name, "why-"):

@@ -15,12 +15,13 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/status/servers"
 )
 
 // index finds observed objects by their resource.
 type index struct {
 	Observed
-	servers []Server
+	servers []servers.Server
 	of      map[schema.GroupResource]*resource
 	// stockAnswered says that a kube-apiserver without StorageVersions answered, in a cluster that has other servers,
 	// so that the servers' reports are not known.
@@ -51,7 +52,7 @@ type resource struct {
 }
 
 func indexed(o Observed) *index {
-	x := &index{Observed: o, servers: serversOf(o), of: map[schema.GroupResource]*resource{}}
+	x := &index{Observed: o, servers: servers.Of(o.Leases, o.Now, o.Renewals), of: map[schema.GroupResource]*resource{}}
 	x.stockAnswered = o.StorageVersionsUnserved && len(o.States) > 0 && len(storageversion.Reporting(o.Leases)) > 0
 	for i := range o.StorageVersions {
 		if gr, err := storageversion.GroupResource(o.StorageVersions[i].Name); err == nil {
@@ -71,7 +72,7 @@ func indexed(o Observed) *index {
 		r := x.get(migrationv1alpha1.Resource(m))
 		r.migrations = append(r.migrations, m)
 	}
-	silent := slices.ContainsFunc(x.servers, func(s Server) bool { return s.silence != "" })
+	silent := slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.Silence != "" })
 	for _, r := range x.of {
 		r.settle()
 		r.unserved = r.gone() && !silent
@@ -153,10 +154,10 @@ func (x *index) sorted() []*resource {
 }
 
 // server finds a server by the name that its reports have; false if it has no Lease.
-func (x *index) server(id agree.ServerID) (Server, bool) {
-	i := slices.IndexFunc(x.servers, func(s Server) bool { return s.ID == string(id) })
+func (x *index) server(id agree.ServerID) (servers.Server, bool) {
+	i := slices.IndexFunc(x.servers, func(s servers.Server) bool { return s.ID == string(id) })
 	if i < 0 {
-		return Server{ID: string(id)}, false
+		return servers.Server{ID: string(id)}, false
 	}
 	return x.servers[i], true
 }

@@ -66,7 +66,7 @@ func (x *index) row(r *resource, problems []Problem) Row {
 		}
 	}
 	for _, server := range x.waitsFor(r) {
-		if p := server.problem(nil); p.Kind != "" && !slices.Contains(row.Problems, p.Kind) {
+		if p := problemOf(server, nil); p.Kind != "" && !slices.Contains(row.Problems, p.Kind) {
 			row.Problems = append(row.Problems, p.Kind)
 		}
 	}

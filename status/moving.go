@@ -10,6 +10,8 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/status/prose"
+	"github.com/concord-dev/concord/status/servers"
 )
 
 // Moving is a migration that has not ended.
@@ -106,7 +108,7 @@ func (x *index) behind(r *resource, m *migrationv1alpha1.StorageVersionMigration
 		return nil, 0
 	}
 	for _, s := range x.servers {
-		if s.controls() {
+		if s.Controls() {
 			atATime += perServer
 		}
 	}
@@ -136,7 +138,7 @@ func (x *index) behind(r *resource, m *migrationv1alpha1.StorageVersionMigration
 // turn says when a migration begins that waits for others.
 func (m Moving) turn() string {
 	return fmt.Sprintf("it is migrated when its turn comes: no more than %d migrations run at a time here, and those of %s do; where these are stuck, kubectl concord pause %s makes room",
-		m.atATime, some(m.Behind), m.Behind[0])
+		m.atATime, prose.Some(m.Behind), m.Behind[0])
 }
 
 // share is how much of it is done, from 0 to 1.
@@ -163,7 +165,7 @@ func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVers
 		p.Kind, p.alike = Waiting, why
 		p.Text = fmt.Sprintf("%s: its migration waits: %s", m.Resource, why)
 		p.merged = func(resources []string) string {
-			return fmt.Sprintf("migrations of %d resources wait, %s: %s", len(resources), some(resources), why)
+			return fmt.Sprintf("migrations of %d resources wait, %s: %s", len(resources), prose.Some(resources), why)
 		}
 	case m.State == Retrying:
 		return retried(r, running.Message)
@@ -171,7 +173,7 @@ func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVers
 		p.Kind = Stalled
 		p.Text = fmt.Sprintf("%s: its migration has told nothing for %s", m.Resource, duration.HumanDuration(x.Now.Sub(running.LastUpdateTime.Time)))
 		p.Do = "another server takes it over when the Lease of " + m.By + " is gone; if that one serves, its log says more"
-		if server, here := x.server(agree.ServerID(m.By)); here && server.State == Dead {
+		if server, here := x.server(agree.ServerID(m.By)); here && server.State == servers.Dead {
 			p.Do = "another server takes it over when the Lease of " + m.By + ", which is dead, is gone"
 		}
 		if r.version == nil { // no server reports: concord controllers migrate

@@ -14,6 +14,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
+	"github.com/concord-dev/concord/status/servers"
 )
 
 // Observed has the objects that were read from a cluster, each kind once.
@@ -22,7 +23,7 @@ type Observed struct {
 	Now time.Time `json:"now"`
 	// Renewals are the renewals of each Lease as the reader saw them by its own clock, by the Lease's name, because
 	// clocks of servers differ.
-	Renewals        map[string]Renewal                         `json:"renewals,omitempty"`
+	Renewals        map[string]servers.Renewal                 `json:"renewals,omitempty"`
 	Leases          []coordinationv1.Lease                     `json:"leases,omitempty"`
 	StorageVersions []apiserverinternalv1alpha1.StorageVersion `json:"storageVersions,omitempty"`
 	// StorageVersionsUnserved says that the server that answered serves no StorageVersions, whatever servers report.
@@ -33,7 +34,7 @@ type Observed struct {
 	CRDs      []apiextensionsv1.CustomResourceDefinition `json:"crds,omitempty"`
 	Originals Originals                                  `json:"originals,omitzero"`
 	// Versions, Events of Concord's and Left, the servers that were seen to leave, are for the
-	// Timeline only.
+	// timeline only.
 	Versions []versionv1alpha1.ClusterVersion `json:"versions,omitempty"`
 	Events   []corev1.Event                   `json:"events,omitempty"`
 	Left     []Gone                           `json:"left,omitempty"`

@@ -1,10 +1,6 @@
 package status
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-)
+import "slices"
 
 // Kind is the kind of a Problem.
 type Kind string
@@ -78,9 +74,6 @@ type Object struct {
 	Message string `json:"message"`
 }
 
-// namedResources is how many resources a line names.
-const namedResources = 3
-
 // gathered merges problems that are alike, and sorts them, the most urgent first.
 func gathered(problems []Problem) []Problem {
 	var all []Problem
@@ -100,19 +93,3 @@ func gathered(problems []Problem) []Problem {
 	slices.SortStableFunc(all, func(a, b Problem) int { return slices.Index(urgency, a.Kind) - slices.Index(urgency, b.Kind) })
 	return all
 }
-
-// some names the first resources, and how many more there are.
-func some(resources []string) string {
-	if more := len(resources) - namedResources; more > 0 {
-		return strings.Join(resources[:namedResources], ", ") + fmt.Sprintf(" and %d more", more)
-	}
-	return strings.Join(resources, ", ")
-}
-
-// count is a number with its noun.
-func count(n int, what string) string {
-	return fmt.Sprintf("%d %s", n, plural(n, what, what+"s"))
-}
-
-// is is "is" or "are".
-func is(n int) string { return plural(n, "is", "are") }

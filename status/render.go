@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/status/prose"
+	"github.com/concord-dev/concord/status/servers"
 )
 
 // Style is how text is shown.
@@ -66,19 +68,19 @@ func (c Cluster) Text(s Style) string {
 		text.WriteString(s.wrapped("", "  ", line))
 	}
 	if len(c.Unsettled) > 0 {
-		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("not known to be in one version: %s; kubectl concord why %s says what comes next", some(c.Unsettled), c.Unsettled[0])))
+		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("not known to be in one version: %s; kubectl concord why %s says what comes next", prose.Some(c.Unsettled), c.Unsettled[0])))
 	}
 	if n := len(c.Unserved); n > 0 {
 		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("%s %s served by no server now, %s: what is stored of %s stays as it is",
-			count(n, "resource"), is(n), some(c.Unserved), plural(n, "it", "them"))))
+			prose.Count(n, "resource"), prose.Is(n), prose.Some(c.Unserved), prose.Plural(n, "it", "them"))))
 	}
 	if n := len(c.NothingKnown); n > 0 {
 		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("%s %s served by no server now, %s, and nothing is known to be stored of %s: delete the %s if there never was such a resource",
-			count(n, "resource"), is(n), some(c.NothingKnown), plural(n, "it", "them"), plural(n, "StorageState", "StorageStates"))))
+			prose.Count(n, "resource"), prose.Is(n), prose.Some(c.NothingKnown), prose.Plural(n, "it", "them"), prose.Plural(n, "StorageState", "StorageStates"))))
 	}
 	if n := len(c.Unseen); n > 0 && c.Counts.Stored > 0 && len(c.Unread) == 0 { // else nobody looks at any, or it is not known
 		text.WriteString(s.wrapped("", "  ", fmt.Sprintf("nobody has looked yet at what is stored of %s, %s: servers report %s, or concord controllers look at %s",
-			count(n, "resource"), some(c.Unseen), plural(n, "it", "them"), plural(n, "it", "them"))))
+			prose.Count(n, "resource"), prose.Some(c.Unseen), prose.Plural(n, "it", "them"), prose.Plural(n, "it", "them"))))
 	}
 	if len(c.Problems) > 0 {
 		text.WriteString("\n" + s.paint(bold, "NOT WELL") + "\n")
@@ -124,7 +126,7 @@ func alsoNotWell(problems []Problem) string {
 	slices.Sort(names)
 	text := fmt.Sprintf("and %d more", len(problems))
 	if names = slices.Compact(names); len(names) > 0 {
-		text += ", of " + some(names)
+		text += ", of " + prose.Some(names)
 	}
 	return text + ": kubectl concord why RESOURCE, or kubectl concord status -o json"
 }
@@ -139,31 +141,24 @@ func (c Cluster) Headline() string {
 	}
 	serving := 0
 	for _, s := range c.Servers {
-		if s.State == Serving {
+		if s.State == servers.Serving {
 			serving++
 		}
 	}
-	servers := fmt.Sprintf("%s %s", count(serving, "server"), plural(serving, "serves", "serve"))
-	if noneRenews(c.Servers) {
-		servers = "no server renews its Lease"
+	serve := fmt.Sprintf("%s %s", prose.Count(serving, "server"), prose.Plural(serving, "serves", "serve"))
+	if servers.NoneRenews(c.Servers) {
+		serve = "no server renews its Lease"
 	} else if serving != len(c.Servers) {
-		servers = fmt.Sprintf("%d of %s %s", serving, count(len(c.Servers), "server"), plural(len(c.Servers), "serves", "serve"))
+		serve = fmt.Sprintf("%d of %s %s", serving, prose.Count(len(c.Servers), "server"), prose.Plural(len(c.Servers), "serves", "serve"))
 	}
 	n := c.Counts
-	if n.Stored == 0 && !slices.ContainsFunc(c.Servers, func(s Server) bool { return s.silence != agree.Stock }) {
-		return servers + ", without Concord, and no StorageState tells of concord controllers: nothing is migrated here"
+	if n.Stored == 0 && !slices.ContainsFunc(c.Servers, func(s servers.Server) bool { return s.Silence != agree.Stock }) {
+		return serve + ", without Concord, and no StorageState tells of concord controllers: nothing is migrated here"
 	}
 	if n.Stored == n.Settled {
-		return fmt.Sprintf("%s; of %s, all are agreed on and in one version", servers, count(n.Stored, "resource"))
+		return fmt.Sprintf("%s; of %s, all are agreed on and in one version", serve, prose.Count(n.Stored, "resource"))
 	}
-	return fmt.Sprintf("%s; of %s, %d %s agreed on and %d in one version", servers, count(n.Stored, "resource"), n.Agreed, is(n.Agreed), n.Settled)
-}
-
-func plural(n int, one, many string) string {
-	if n == 1 {
-		return one
-	}
-	return many
+	return fmt.Sprintf("%s; of %s, %d %s agreed on and %d in one version", serve, prose.Count(n.Stored, "resource"), n.Agreed, prose.Is(n.Agreed), n.Settled)
 }
 
 // text shows a problem with the first objects and what to do.
@@ -231,7 +226,7 @@ func (m Moving) text(s Style) string {
 		title += " that none is stored in another way"
 	}
 	if len(m.Behind) > 0 {
-		title += ", waits for its turn behind " + some(m.Behind)
+		title += ", waits for its turn behind " + prose.Some(m.Behind)
 	}
 	if m.Total == 0 {
 		return s.wrapped("", "  ", title)
@@ -264,14 +259,14 @@ func PerSecond(rate, done int64) string {
 }
 
 // serverTable lists the servers.
-func serverTable(s Style, servers []Server) string {
+func serverTable(s Style, all []servers.Server) string {
 	var text strings.Builder
 	w := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "SERVER\tRELEASE\tEMULATES\tMIN\tSTATE")
-	for _, server := range servers {
+	for _, server := range all {
 		state := server.State
-		if server.State == Dead || server.State == Unrenewed {
-			state += " for " + duration.HumanDuration(server.renewed)
+		if server.State == servers.Dead || server.State == servers.Unrenewed {
+			state += " for " + duration.HumanDuration(server.Renewed)
 		}
 		if server.Aggregated {
 			state += ", aggregated"

@@ -10,6 +10,7 @@ import (
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/status"
+	"github.com/concord-dev/concord/status/servers"
 )
 
 // serverLease is the Lease of a server of Concord that has reported, or of a stock one.
@@ -43,20 +44,20 @@ func TestClocksOfServers(t *testing.T) {
 		second     string
 		deletesNow bool
 	}{
-		{why: "lives", old: 4 * time.Second, renewed: true, first: status.Serving, after: 9 * time.Second, second: status.Serving},
-		{why: "is behind", old: 10 * time.Minute, renewed: true, first: status.Unrenewed, doubt: 8500 * time.Millisecond, after: 9 * time.Second, second: status.Serving},
-		{why: "is ahead", old: -10 * time.Minute, renewed: true, first: status.Serving, doubt: 8500 * time.Millisecond, after: 9 * time.Second, second: status.Serving},
-		{why: "is dead", old: time.Minute, first: status.Unrenewed, doubt: 8500 * time.Millisecond, after: 9 * time.Second, second: status.Dead, deletesNow: true},
-		{why: "is dead and was ahead", old: -10 * time.Minute, first: status.Serving, doubt: 8500 * time.Millisecond, after: 9 * time.Second, second: status.Unrenewed},
-		{why: "is dead and was ahead, for long", old: -10 * time.Minute, first: status.Serving, doubt: 8500 * time.Millisecond, after: 15 * time.Second, second: status.Dead, deletesNow: true},
-		{why: "was busy", old: 12 * time.Second, renewed: true, first: status.Unrenewed, after: 9 * time.Second, second: status.Serving},
-		{why: "is busy", old: 12 * time.Second, first: status.Unrenewed, after: 2 * time.Second, second: status.Unrenewed},
-		{why: "is behind with a long Lease", old: 10 * time.Minute, long: true, first: status.Unrenewed, doubt: 11 * time.Second, after: 11 * time.Second, second: status.Unrenewed},
-		{why: "is dead with a long Lease", old: 10 * time.Minute, long: true, first: status.Unrenewed, doubt: 11 * time.Second, after: 61 * time.Second, second: status.Dead, deletesNow: true},
-		{why: "is stock and behind", old: 10 * time.Minute, renewed: true, stock: true, first: status.Stock, doubt: 11 * time.Second, after: 11 * time.Second, second: status.Stock},
-		{why: "is stock and dead", old: 10 * time.Minute, stock: true, first: status.Stock, doubt: 11 * time.Second, after: 11 * time.Second, second: status.Dead, deletesNow: true},
+		{why: "lives", old: 4 * time.Second, renewed: true, first: servers.Serving, after: 9 * time.Second, second: servers.Serving},
+		{why: "is behind", old: 10 * time.Minute, renewed: true, first: servers.Unrenewed, doubt: 8500 * time.Millisecond, after: 9 * time.Second, second: servers.Serving},
+		{why: "is ahead", old: -10 * time.Minute, renewed: true, first: servers.Serving, doubt: 8500 * time.Millisecond, after: 9 * time.Second, second: servers.Serving},
+		{why: "is dead", old: time.Minute, first: servers.Unrenewed, doubt: 8500 * time.Millisecond, after: 9 * time.Second, second: servers.Dead, deletesNow: true},
+		{why: "is dead and was ahead", old: -10 * time.Minute, first: servers.Serving, doubt: 8500 * time.Millisecond, after: 9 * time.Second, second: servers.Unrenewed},
+		{why: "is dead and was ahead, for long", old: -10 * time.Minute, first: servers.Serving, doubt: 8500 * time.Millisecond, after: 15 * time.Second, second: servers.Dead, deletesNow: true},
+		{why: "was busy", old: 12 * time.Second, renewed: true, first: servers.Unrenewed, after: 9 * time.Second, second: servers.Serving},
+		{why: "is busy", old: 12 * time.Second, first: servers.Unrenewed, after: 2 * time.Second, second: servers.Unrenewed},
+		{why: "is behind with a long Lease", old: 10 * time.Minute, long: true, first: servers.Unrenewed, doubt: 11 * time.Second, after: 11 * time.Second, second: servers.Unrenewed},
+		{why: "is dead with a long Lease", old: 10 * time.Minute, long: true, first: servers.Unrenewed, doubt: 11 * time.Second, after: 61 * time.Second, second: servers.Dead, deletesNow: true},
+		{why: "is stock and behind", old: 10 * time.Minute, renewed: true, stock: true, first: servers.Stock, doubt: 11 * time.Second, after: 11 * time.Second, second: servers.Stock},
+		{why: "is stock and dead", old: 10 * time.Minute, stock: true, first: servers.Stock, doubt: 11 * time.Second, after: 11 * time.Second, second: servers.Dead, deletesNow: true},
 	} {
-		var watch status.Watch
+		var watch servers.Watch
 		began := time.Now()
 		lease := serverLease(now.Add(-test.old), test.stock)
 		if test.long {
@@ -67,8 +68,8 @@ func TestClocksOfServers(t *testing.T) {
 		upstreams.Name = storageversion.UpstreamIdentityPrefix + "x"
 		o := status.Observed{Now: now, Leases: []coordinationv1.Lease{lease, other, upstreams}}
 		o.Renewals = watch.Note(o.Leases, began)
-		if got := state(o); got != test.first || o.Doubt() != test.doubt {
-			t.Errorf("%s: %s, in doubt for %s, want %s and %s", test.why, got, o.Doubt(), test.first, test.doubt)
+		if got := state(o); got != test.first || servers.Doubt(o.Leases, o.Now, o.Renewals) != test.doubt {
+			t.Errorf("%s: %s, in doubt for %s, want %s and %s", test.why, got, servers.Doubt(o.Leases, o.Now, o.Renewals), test.first, test.doubt)
 		}
 		if test.renewed {
 			lease.Spec.RenewTime.Time = lease.Spec.RenewTime.Add(5 * time.Second)
@@ -76,8 +77,8 @@ func TestClocksOfServers(t *testing.T) {
 		other.Spec.RenewTime = &metav1.MicroTime{Time: now.Add(test.after)}
 		o = status.Observed{Now: now.Add(test.after), Leases: []coordinationv1.Lease{lease, other}}
 		o.Renewals = watch.Note(o.Leases, began.Add(test.after))
-		if got := state(o); got != test.second || test.after >= test.doubt && !test.long && o.Doubt() > 0 {
-			t.Errorf("%s: %s, in doubt for %s when it was watched for %s, want %s", test.why, got, o.Doubt(), test.after, test.second)
+		if got := state(o); got != test.second || test.after >= test.doubt && !test.long && servers.Doubt(o.Leases, o.Now, o.Renewals) > 0 {
+			t.Errorf("%s: %s, in doubt for %s when it was watched for %s, want %s", test.why, got, servers.Doubt(o.Leases, o.Now, o.Renewals), test.after, test.second)
 		}
 		deletes := false
 		for _, p := range status.Of(o).Problems {

@@ -3,52 +3,31 @@ package status
 import (
 	"fmt"
 	"net/url"
-	"regexp"
 	"slices"
-	"strings"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/status/cause"
 )
-
-// lacking matches what API servers say of a value in a version that they do not have, and has the version.
-var lacking = regexp.MustCompile(`from an invalid group/version: ([\w./-]+)|is registered for version "([\w./-]+)"`)
-
-// sealed matches what they say of a value that no key of theirs opens.
-var sealed = regexp.MustCompile(`Undecryptable|unable to transform|not transformable|decrypt`)
-
-// unreadValue says what is wrong with a stored value that cannot be read.
-type unreadValue struct {
-	// version is the one it is in, and that servers do not have.
-	version string
-	sealed  bool
-}
-
-func unreadBy(message string) unreadValue {
-	if found := lacking.FindStringSubmatch(message); found != nil {
-		return unreadValue{version: strings.TrimRight(found[1]+found[2], ".")}
-	}
-	return unreadValue{sealed: sealed.MatchString(message)}
-}
 
 // unread groups the unreadable objects by what is wrong with them, those that can be saved first. Objects that no
 // failure names count with the first group.
 func unread(r *resource, m *migrationv1alpha1.StorageVersionMigration, n, total int64, named []migrationv1alpha1.MigrationFailure) (problems []Problem) {
-	var all []unreadValue
-	of := map[unreadValue][]migrationv1alpha1.MigrationFailure{}
+	var all []cause.Unread
+	of := map[cause.Unread][]migrationv1alpha1.MigrationFailure{}
 	for _, f := range named {
-		v := unreadBy(f.Message)
+		v := cause.UnreadBy(f.Message)
 		if of[v] == nil {
 			all = append(all, v)
 		}
 		of[v] = append(of[v], f)
 	}
 	if len(all) == 0 {
-		all = append(all, unreadValue{})
+		all = append(all, cause.Unread{})
 	}
-	slices.SortStableFunc(all, func(a, b unreadValue) int { return a.rank() - b.rank() })
+	slices.SortStableFunc(all, func(a, b cause.Unread) int { return a.Rank() - b.Rank() })
 	unnamed := n - int64(len(named))
 	for i, v := range all {
 		count := int64(len(of[v]))
@@ -60,23 +39,13 @@ func unread(r *resource, m *migrationv1alpha1.StorageVersionMigration, n, total 
 	return problems
 }
 
-func (v unreadValue) rank() int {
-	switch {
-	case v.version != "":
-		return 0
-	case v.sealed:
-		return 1
-	}
-	return 2
-}
-
-func (r *resource) unreadAs(m *migrationv1alpha1.StorageVersionMigration, v unreadValue, n, total int64, named []migrationv1alpha1.MigrationFailure) Problem {
+func (r *resource) unreadAs(m *migrationv1alpha1.StorageVersionMigration, v cause.Unread, n, total int64, named []migrationv1alpha1.MigrationFailure) Problem {
 	kept := fmt.Sprintf("%s: %d of %d objects cannot be migrated to %s: ", r, n, total, toEncoding(r, m))
 	lists := fmt.Sprintf(", and as long as they are there no list of %s can", r)
 	switch {
-	case v.version != "":
-		return ofObjects(r, m, n, named, kept+"they are stored in "+v.version+", which "+r.lackedBy(v.version)+lists, r.readAgain(v))
-	case v.sealed:
+	case v.Version != "":
+		return ofObjects(r, m, n, named, kept+"they are stored in "+v.Version+", which "+r.lackedBy(v.Version)+lists, r.readAgain(v))
+	case v.Sealed:
 		return ofObjects(r, m, n, named, kept+"they cannot be decrypted"+lists, r.readAgain(v))
 	}
 	if len(named) == 0 {
@@ -107,18 +76,18 @@ func (r *resource) lackedBy(version string) string {
 }
 
 // readAgain is how such values can be read again; empty where they say no more than that they cannot.
-func (r *resource) readAgain(v unreadValue) string {
+func (r *resource) readAgain(v cause.Unread) string {
 	switch {
-	case v.sealed:
+	case v.Sealed:
 		return "put the key that they are encrypted with back into --encryption-provider-config of every server"
-	case v.version == "":
+	case v.Version == "":
 		return ""
-	case r.has(v.version):
+	case r.has(v.Version):
 		return "it has that version again: wait a moment"
 	case r.crd != nil:
-		return fmt.Sprintf("no object is lost: put %s back into spec.versions of the CustomResourceDefinition %s (served: false and storage: false will do)", v.version, r.crd.Name)
+		return fmt.Sprintf("no object is lost: put %s back into spec.versions of the CustomResourceDefinition %s (served: false and storage: false will do)", v.Version, r.crd.Name)
 	}
-	return fmt.Sprintf("no object is lost: run servers of a release that reads %s", v.version)
+	return fmt.Sprintf("no object is lost: run servers of a release that reads %s", v.Version)
 }
 
 // removal is the command, for any shell, that deletes the first of these objects unread.

@@ -12,6 +12,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/status/prose"
+	"github.com/concord-dev/concord/status/servers"
 )
 
 const (
@@ -27,7 +29,7 @@ const (
 // StorageState, or a migration. The Kind is empty if they have, or need not yet.
 func (x *index) unwritten(r *resource) Problem {
 	since := r.agreedSince()
-	if since.IsZero() || x.Now.Sub(since) < followedWithin || len(x.Unread) > 0 || !slices.ContainsFunc(x.servers, Server.controls) {
+	if since.IsZero() || x.Now.Sub(since) < followedWithin || len(x.Unread) > 0 || !slices.ContainsFunc(x.servers, servers.Server.Controls) {
 		return Problem{}
 	}
 	why := "the controllers do not run, or what they write is refused"
@@ -42,7 +44,7 @@ func (x *index) unwritten(r *resource) Problem {
 		if r.unknown() {
 			within, why = begunWithin, "the controllers do not run, what they write is refused, or --migration-settle is longer than that"
 		}
-		starting := slices.ContainsFunc(x.servers, func(s Server) bool { return s.State == Starting })
+		starting := slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.State == servers.Starting })
 		if !idle || starting || x.migrates() || x.Now.Sub(since) < within {
 			return Problem{}
 		}
@@ -56,13 +58,10 @@ func (x *index) unwritten(r *resource) Problem {
 		Do:   fmt.Sprintf("see the log of the server that holds the Lease of the controllers, and which admission policies and webhooks are for %s: they may refuse what the controllers write", refused),
 		Run:  "kubectl get lease -n " + storageversion.IdentityNamespace + " concord-controllers",
 		merged: func(resources []string) string {
-			return fmt.Sprintf("servers have agreed on %d resources, %s, and %s: %s", len(resources), some(resources), all, why)
+			return fmt.Sprintf("servers have agreed on %d resources, %s, and %s: %s", len(resources), prose.Some(resources), all, why)
 		},
 	}
 }
-
-// controls says whether the server can run the controllers.
-func (s Server) controls() bool { return s.State == Serving && s.silence == "" && !s.Aggregated }
 
 // migrates says whether a migration is under way, of any resource: others wait for it.
 func (x *index) migrates() bool {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/status/prose"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
@@ -78,7 +79,7 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	}
 	a.Stored = r.shares(counted)
 	for _, server := range x.waitsFor(r) {
-		if p := server.problem(nil); p.Kind != "" {
+		if p := problemOf(server, nil); p.Kind != "" {
 			a.Problems = append(a.Problems, p)
 		}
 	}
@@ -125,7 +126,7 @@ func (r *resource) shares(counted Counted) []Share {
 // silentOf are the servers, alive or not, that may write the resource and do not report how.
 func (x *index) silentOf(r *resource) (ids []string) {
 	for _, server := range x.waitsFor(r) {
-		if server.silence != "" {
+		if server.Silence != "" {
 			ids = append(ids, server.ID)
 		}
 	}
@@ -170,9 +171,9 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, 
 	case target == "":
 		a.Summary = "servers do not agree on how it is stored, so that nothing can be migrated"
 	case counted && old > 0:
-		a.Summary = fmt.Sprintf("%s: %d of %s %s still in %s%s", r.blocks(others), old, objects(total), is(int(old)), strings.Join(others, " and "), r.unprotected(others))
+		a.Summary = fmt.Sprintf("%s: %d of %s %s still in %s%s", r.blocks(others), old, prose.Objects(total), prose.Is(int(old)), strings.Join(others, " and "), r.unprotected(others))
 	case unread > 0:
-		a.Summary = fmt.Sprintf("%d of %s cannot be read in any version", unread, objects(total))
+		a.Summary = fmt.Sprintf("%d of %s cannot be read in any version", unread, prose.Objects(total))
 	case !counted && r.unknown():
 		a.Summary = r.blocks(nil) + ": it is not known in which versions objects are stored"
 	case !counted && len(others) > 0:
@@ -185,7 +186,7 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, 
 		case counted && total == 0:
 			a.Summary += ", though nothing is stored"
 		case counted:
-			a.Summary += fmt.Sprintf(", though all of %s are in %s", objects(total), name)
+			a.Summary += fmt.Sprintf(", though all of %s are in %s", prose.Objects(total), name)
 		}
 	case unseen:
 		a.Summary = r.blocks(nil) + ": nobody has looked yet at what is stored of it"
@@ -195,15 +196,15 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, 
 	case damaged && !counted:
 		a.Summary = fmt.Sprintf("every object is in %s but those that cannot be migrated", name)
 	case len(silent) > 0 && counted && total == 0:
-		a.Summary = fmt.Sprintf("%s: nothing is stored, and %s may write it without a report", r.blocks(nil), some(silent))
+		a.Summary = fmt.Sprintf("%s: nothing is stored, and %s may write it without a report", r.blocks(nil), prose.Some(silent))
 	case len(silent) > 0 && counted:
-		a.Summary = fmt.Sprintf("%s: all of %s are in %s, and %s may write others without a report", r.blocks(nil), objects(total), name, some(silent))
+		a.Summary = fmt.Sprintf("%s: all of %s are in %s, and %s may write others without a report", r.blocks(nil), prose.Objects(total), name, prose.Some(silent))
 	case len(silent) > 0:
-		a.Summary = fmt.Sprintf("%s: every object is in %s, and %s may write others without a report", r.blocks(nil), name, some(silent))
+		a.Summary = fmt.Sprintf("%s: every object is in %s, and %s may write others without a report", r.blocks(nil), name, prose.Some(silent))
 	case counted && total == 0:
 		a.Summary = "nothing blocks: nothing is stored"
 	case counted:
-		a.Summary = fmt.Sprintf("nothing blocks: all of %s are in %s", objects(total), name)
+		a.Summary = fmt.Sprintf("nothing blocks: all of %s are in %s", prose.Objects(total), name)
 	default:
 		a.Summary = "nothing blocks: every object is in " + name
 	}
@@ -218,7 +219,7 @@ func (r *resource) summarizeUnserved(a *Answer, counted bool, total int64) {
 	case !a.Blocked:
 		a.Summary = "nothing blocks: no server serves it now, and nothing is stored"
 	case counted:
-		a.Summary = fmt.Sprintf("no server serves it now: %s %s stored and %s as %s", objects(total), is(int(total)), plural(int(total), "stays", "stay"), plural(int(total), "it is", "they are"))
+		a.Summary = fmt.Sprintf("no server serves it now: %s %s stored and %s as %s", prose.Objects(total), prose.Is(int(total)), prose.Plural(int(total), "stays", "stay"), prose.Plural(int(total), "it is", "they are"))
 	case r.nothingKnown():
 		a.Summary = "no server serves it now, and nothing is known to be stored of it"
 	default:
@@ -240,8 +241,6 @@ func (r *resource) unprotected(encodings []string) string {
 	}
 	return "; the API server would allow it, since status.storedVersions does not say so"
 }
-
-func objects(n int64) string { return count(int(n), "object") }
 
 // stale are the versions in the definition's status.storedVersions beside its storage version.
 func (r *resource) stale() (all []string) {

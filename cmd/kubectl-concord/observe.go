@@ -28,6 +28,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/status"
+	"github.com/concord-dev/concord/status/servers"
 	"github.com/concord-dev/concord/stock/observed"
 )
 
@@ -38,7 +39,7 @@ type cluster struct {
 	served  discovery.DiscoveryInterface
 	clock   *connect.Clock
 	// renewals remembers Leases from one look to the next.
-	renewals status.Watch
+	renewals servers.Watch
 }
 
 func (p *plugin) cluster() (*cluster, error) {
@@ -115,7 +116,7 @@ func (c *cluster) glance(ctx context.Context, names ...string) (status.Observed,
 // it.
 func (c *cluster) watchLeases(ctx context.Context, o *status.Observed) {
 	o.Renewals = c.renewals.Note(o.Leases, time.Now())
-	doubt := o.Doubt()
+	doubt := servers.Doubt(o.Leases, o.Now, o.Renewals)
 	if doubt <= 0 {
 		return
 	}

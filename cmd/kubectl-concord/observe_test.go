@@ -20,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/status"
+	"github.com/concord-dev/concord/status/servers"
 )
 
 // TestFailedChecks: the /readyz of the server that answers says which of its checks fail, also where the
@@ -202,8 +203,8 @@ func TestWatchesLeases(t *testing.T) {
 			must(t, err)
 			c.watchLeases(t.Context(), &o)
 			seen := o.Renewals["apiserver-a"]
-			if unrenewed := seen.For.Duration > time.Second && !seen.Renewed; unrenewed == test.renews || o.Doubt() > 0 || reads != want {
-				t.Errorf("%s: %+v, in doubt for %s after %d reads, want %d", test.why, seen, o.Doubt(), reads, want)
+			if unrenewed := seen.For.Duration > time.Second && !seen.Renewed; unrenewed == test.renews || servers.Doubt(o.Leases, o.Now, o.Renewals) > 0 || reads != want {
+				t.Errorf("%s: %+v, in doubt for %s after %d reads, want %d", test.why, seen, servers.Doubt(o.Leases, o.Now, o.Renewals), reads, want)
 			}
 		}
 		api.Close()

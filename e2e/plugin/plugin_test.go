@@ -12,6 +12,7 @@ import (
 	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/status"
+	"github.com/concord-dev/concord/status/servers"
 )
 
 // TestPlugin runs kubectl concord as an operator of a stock cluster would, with two
@@ -80,7 +81,7 @@ func atRest(p *plugin, w *beside.Widgets) {
 		if n := now.Counts; n.Stored == 0 || n.Agreed != n.Stored { // built-in resources are left as they are
 			return fmt.Errorf("%+v", n)
 		}
-		if len(now.Servers) != 2 || now.Servers[0].State != status.Serving || now.Servers[1].State != status.Serving || len(now.Moving) > 0 {
+		if len(now.Servers) != 2 || now.Servers[0].State != servers.Serving || now.Servers[1].State != servers.Serving || len(now.Moving) > 0 {
 			p.t.Errorf("the status has %+v and %+v", now.Servers, now.Moving)
 		}
 		return nil

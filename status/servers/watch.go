@@ -1,4 +1,4 @@
-package status
+package servers
 
 import (
 	"time"
@@ -49,13 +49,13 @@ func (w *Watch) Note(leases []coordinationv1.Lease, now time.Time) map[string]Re
 
 // Doubt is for how long Leases have to be watched until it is known which servers are dead: by their own times alone
 // some seem to be, or lie in the future. It is 0 where none does, or it was done.
-func (o Observed) Doubt() (doubt time.Duration) {
-	for i := range o.Leases {
-		lease := &o.Leases[i]
+func Doubt(leases []coordinationv1.Lease, now time.Time, renewals map[string]Renewal) (doubt time.Duration) {
+	for i := range leases {
+		lease := &leases[i]
 		if !storageversion.IsServer(lease.Name) {
 			continue // it is upstream's own, of a server that has another one
 		}
-		lasts, old, seen := lastsFor(lease), age(lease, o.Now), o.Renewals[lease.Name]
+		lasts, old, seen := lastsFor(lease), age(lease, now), renewals[lease.Name]
 		if lasts > 0 && !seen.Renewed && (old >= lasts || old < -lasts/3) {
 			doubt = max(doubt, watchFor(lease, lasts)-seen.For.Duration)
 		}

@@ -1,4 +1,5 @@
-package status
+// Package timeline tells what happened to a cluster, from the objects that were read for its status.
+package timeline
 
 import (
 	"cmp"
@@ -12,34 +13,37 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
+	"github.com/concord-dev/concord/status"
+	"github.com/concord-dev/concord/status/prose"
+	"github.com/concord-dev/concord/status/servers"
 )
 
 // Moment is something that happened to the cluster.
 type Moment struct {
-	At   time.Time  `json:"at"`
-	Kind MomentKind `json:"kind"`
-	Text string     `json:"text"`
+	At   time.Time `json:"at"`
+	Kind Kind      `json:"kind"`
+	Text string    `json:"text"`
 }
 
-// MomentKind is the kind of a Moment.
-type MomentKind string
+// Kind is the kind of a Moment.
+type Kind string
 
 // The kinds of moments.
 const (
 	// ServerJoined and ServerLeft: a server got its identity Lease, and lost it.
-	ServerJoined MomentKind = "joined"
-	ServerLeft   MomentKind = "left"
+	ServerJoined Kind = "joined"
+	ServerLeft   Kind = "left"
 	// Agreed and Disagreed: servers began to store resources in one encoding, or in several.
-	Agreed    MomentKind = "agreed"
-	Disagreed MomentKind = "disagreed"
+	Agreed    Kind = "agreed"
+	Disagreed Kind = "disagreed"
 	// Versions: the servers' releases came to differ, or to be the same.
-	Versions MomentKind = "versions"
+	Versions Kind = "versions"
 	// Began, Migrated and NotMigrated: a migration.
-	Began       MomentKind = "began"
-	Migrated    MomentKind = "migrated"
-	NotMigrated MomentKind = "failed"
+	Began       Kind = "began"
+	Migrated    Kind = "migrated"
+	NotMigrated Kind = "failed"
 	// Told: another Event of Concord's.
-	Told MomentKind = "told"
+	Told Kind = "told"
 )
 
 const (
@@ -59,15 +63,15 @@ type occurrence struct {
 	objects  int64
 }
 
-// Timeline returns what happened since the start of the oldest server that has a Lease, newest first.
-func Timeline(o Observed) []Moment {
+// Of returns what happened since the start of the oldest server that has a Lease, newest first.
+func Of(o status.Observed) []Moment {
 	var since time.Time
 	for _, lease := range storageversion.Servers(slices.Clone(o.Leases)) {
 		if at := lease.CreationTimestamp.Time; since.IsZero() || at.Before(since) {
 			since = at
 		}
 	}
-	all := slices.Concat(servers(o), agreements(o.StorageVersions), migrations(o), told(o))
+	all := slices.Concat(joinedAndLeft(o), agreements(o.StorageVersions), migrations(o), told(o))
 	all = slices.DeleteFunc(all, func(m occurrence) bool { return m.At.IsZero() || m.At.Before(since) })
 	slices.SortStableFunc(all, func(a, b occurrence) int {
 		return cmp.Or(a.At.Compare(b.At), strings.Compare(a.resource, b.resource), strings.Compare(a.Text, b.Text))
@@ -99,23 +103,23 @@ func asOne(all []occurrence) []Moment {
 		group.resources = append(group.resources, m.resource)
 		group.objects += m.objects
 		if n := len(group.resources); n > 1 {
-			moments[group.at].Text = fmt.Sprintf("%d resources, %s: %s", n, some(group.resources), m.alike)
+			moments[group.at].Text = fmt.Sprintf("%d resources, %s: %s", n, prose.Some(group.resources), m.alike)
 			if m.Kind == Migrated {
-				moments[group.at].Text += fmt.Sprintf(" (%s)", objects(group.objects))
+				moments[group.at].Text += fmt.Sprintf(" (%s)", prose.Objects(group.objects))
 			}
 		}
 	}
 	return moments
 }
 
-func servers(o Observed) (all []occurrence) {
+func joinedAndLeft(o status.Observed) (all []occurrence) {
 	for _, lease := range storageversion.Servers(slices.Clone(o.Leases)) {
-		s := serverOf(&lease, o.Now, Renewal{})
-		all = append(all, occurrence{Moment: Moment{lease.CreationTimestamp.Time, ServerJoined, fmt.Sprintf("%s (%s) was started", s.ID, s.versions())}})
+		s := servers.One(&lease, o.Now, servers.Renewal{})
+		all = append(all, occurrence{Moment: Moment{lease.CreationTimestamp.Time, ServerJoined, fmt.Sprintf("%s (%s) was started", s.ID, s.Versions())}})
 	}
 	for _, gone := range o.Left {
-		s := serverOf(&gone.Lease, o.Now, Renewal{})
-		all = append(all, occurrence{Moment: Moment{gone.At, ServerLeft, fmt.Sprintf("%s (%s) left", s.ID, s.versions())}})
+		s := servers.One(&gone.Lease, o.Now, servers.Renewal{})
+		all = append(all, occurrence{Moment: Moment{gone.At, ServerLeft, fmt.Sprintf("%s (%s) left", s.ID, s.Versions())}})
 	}
 	return all
 }
@@ -145,7 +149,7 @@ func agreements(versions []apiserverinternalv1alpha1.StorageVersion) (all []occu
 }
 
 // migrations returns the finished migrations, the latest of which StorageStates remember, and those that have begun.
-func migrations(o Observed) (all []occurrence) {
+func migrations(o status.Observed) (all []occurrence) {
 	for i := range o.States {
 		s := &o.States[i]
 		for _, p := range migrationv1alpha1.History(s.Annotations) {
@@ -171,19 +175,19 @@ func ended(of migrationv1alpha1.GroupResource, p migrationv1alpha1.Past) occurre
 	m := occurrence{Moment: Moment{At: p.Ended.Time, Kind: Migrated}, resource: name, objects: p.Objects}
 	if p.Result == string(migrationv1alpha1.MigrationSucceeded) {
 		m.alike = "every object is in one version"
-		m.Text = fmt.Sprintf("%s: %s in %s", name, objects(p.Objects)+" "+is(int(p.Objects)), p.To)
+		m.Text = fmt.Sprintf("%s: %s in %s", name, prose.Objects(p.Objects)+" "+prose.Is(int(p.Objects)), p.To)
 		return m
 	}
 	m.Kind = NotMigrated
 	m.Text = fmt.Sprintf("%s: the migration failed, %s", name, p.Reason)
 	if p.Failed > 0 {
-		m.Text += fmt.Sprintf(": %s, such as %s", objects(p.Failed), strings.Join(p.Failures, ", "))
+		m.Text += fmt.Sprintf(": %s, such as %s", prose.Objects(p.Failed), strings.Join(p.Failures, ", "))
 	}
 	return m
 }
 
 // told returns Concord's Events, without those that repeat migrations and histories.
-func told(o Observed) (all []occurrence) {
+func told(o status.Observed) (all []occurrence) {
 	for i := range o.Events {
 		e := &o.Events[i]
 		m := occurrence{Moment: Moment{At: e.LastTimestamp.Time, Kind: Told}}
