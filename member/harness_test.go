@@ -312,44 +312,6 @@ func (w *world) observe(gr schema.GroupResource) {
 	})
 }
 
-// disturb does one thing that may happen at any time.
-func (w *world) disturb(rng *rand.Rand, crd **apiextensionsv1.CustomResourceDefinition) {
-	gr := []schema.GroupResource{secrets, widgets}[rng.IntN(2)]
-	enc := []agree.Encoding{v1, v2}[rng.IntN(2)]
-	switch rng.IntN(10) {
-	case 0:
-		*crd = w.setCRD([]string{"v1", "v2"}[rng.IntN(2)])
-	case 1:
-		w.m.ObserveCRD(*crd)
-	case 2:
-		w.setReports(gr)
-	case 3:
-		w.observe(gr)
-	case 4:
-		if id := w.m.ID(); id != "" && w.exists(id) && rng.IntN(3) == 0 {
-			w.deleteLease(id)
-		}
-	case 5:
-		_ = w.m.Renew(w.t.Context())
-	case 6:
-		_ = w.m.Register(w.t.Context())
-	case 7:
-		// A write: it commits only if the revision is that of a StorageVersion in which
-		// this server reports the encoding.
-		if revision, err := w.m.Revision(w.t.Context(), widgets, enc); err == nil {
-			reports, at := w.reports(widgets)
-			if own, _ := agree.Of(reports, w.m.ID()); revision == at && own.Encoding != enc {
-				w.t.Fatalf("a write in %s commits with reports %v", enc, reports)
-			} else if revision != at {
-				_ = w.m.Moved(w.t.Context(), widgets, enc, at, at, reports)
-			}
-		}
-	default:
-		w.clock.Step(time.Duration(rng.IntN(1000)) * time.Millisecond)
-		_, _ = w.m.Step(w.t.Context())
-	}
-}
-
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

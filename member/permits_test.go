@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -224,33 +223,6 @@ func TestWrongStore(t *testing.T) {
 	}
 }
 
-// TestLostIsNotForgotten: a read from before the loss must not open the resource again.
-func TestLostIsNotForgotten(t *testing.T) {
-	s := newState(true)
-	s.aim(target{resource: builtin(secrets), known: true})
-	own := []agree.Report{{Server: "self", Encoding: "v1"}}
-	if !s.stands("v1", 10) || !s.open() {
-		t.Fatal("not open")
-	}
-	if s.learn("self", 12, own) || s.revision != 12 {
-		t.Errorf("revision %d, want 12", s.revision)
-	}
-	if s.learn("self", 11, nil) || s.revision != 12 {
-		t.Error("an older event was followed")
-	}
-	if !s.learn("self", 13, nil) || s.open() {
-		t.Error("open although the report is lost")
-	}
-	for _, revision := range []int64{10, 12, 13} {
-		if s.stands("v1", revision) || s.open() {
-			t.Errorf("opened by what was read at %d", revision)
-		}
-	}
-	if !s.stands("v1", 14) || !s.open() {
-		t.Error("not open again")
-	}
-}
-
 // TestEtcdBegunAnew: after an etcd has begun anew its revisions are lower than those at which the reports of an
 // earlier registration were lost. The new one's stand all the same.
 func TestEtcdBegunAnew(t *testing.T) {
@@ -466,44 +438,5 @@ func TestGateHandler(t *testing.T) {
 	known = false
 	if code := serve(); code != http.StatusServiceUnavailable {
 		t.Errorf("without request info: %d", code)
-	}
-}
-
-// TestConverges lets everything happen in any order and then demands that the member
-// ends open in the CRD's encoding, with every permit backed by a report (DESIGN I7, I2).
-func TestConverges(t *testing.T) {
-	for seed := range uint64(60) {
-		rng := rand.New(rand.NewPCG(seed, 7))
-		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
-			w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Random = rng })
-			w.register()
-			flaky := func(string) error {
-				if rng.IntN(5) == 0 {
-					return errBroken
-				}
-				return nil
-			}
-			w.Before, w.After = flaky, flaky
-			crd := w.setCRD("v1")
-			for range 40 {
-				w.disturb(rng, &crd)
-			}
-			w.Before, w.After = nil, nil
-			last := w.setCRD([]string{"v1", "v2"}[rng.IntN(2)])
-			w.m.ObserveCRD(last)
-			for _, gr := range []schema.GroupResource{secrets, widgets} {
-				w.observe(gr)
-			}
-			if id := w.m.ID(); id != "" && !w.exists(id) {
-				w.m.ObserveLeases(nil, 1<<40)
-			}
-			w.settle()
-			r, _ := wanted(last)
-			w.expectOpen(secrets, "v1")
-			w.expectOpen(widgets, r.Encoding)
-			if err := w.m.Ready(); err != nil {
-				t.Errorf("Ready: %v", err)
-			}
-		})
 	}
 }

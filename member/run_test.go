@@ -334,40 +334,6 @@ func TestHangs(t *testing.T) {
 	}
 }
 
-// TestHangsWhileMoving: a report in another encoding whose outcome is not known permits
-// neither encoding, and is made or found by the next attempt.
-func TestHangsWhileMoving(t *testing.T) {
-	for _, after := range []bool{false, true} {
-		t.Run(fmt.Sprintf("done %v", after), func(t *testing.T) {
-			h := &hanging{after: after}
-			w := newWorld(t, nil, h.in)
-			w.m.ObserveCRD(w.setCRD("v1"))
-			end := w.start()
-			defer end()
-			eventually(t, "open", func() bool { w.goOn(h); return w.status(widgets).Open })
-			h.mu.Lock()
-			h.call = "status *v1alpha1.StorageVersion"
-			h.mu.Unlock()
-			w.m.ObserveCRD(w.setCRD("v2"))
-			eventually(t, "the report hangs", h.now)
-			for _, e := range []agree.Encoding{v1, v2} {
-				if revision, err := w.m.Revision(t.Context(), widgets, e); err == nil {
-					t.Errorf("%s is permitted, at %d", e, revision)
-				}
-			}
-			eventually(t, "open in v2", func() bool {
-				w.goOn(h)
-				s := w.status(widgets)
-				return s.Open && s.Reported == v2
-			})
-			_, at := w.reports(widgets)
-			if revision, err := w.m.Revision(t.Context(), widgets, v2); err != nil || revision != at {
-				t.Errorf("the revision is %d, %v, want %d", revision, err, at)
-			}
-		})
-	}
-}
-
 // start runs the member; the function that it returns ends that.
 func (w *world) start() (end func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())

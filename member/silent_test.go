@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -189,39 +188,6 @@ func TestBesideSilent(t *testing.T) {
 			reports, _ = w.reports(secrets)
 			if common, _ := agree.Common(reports); common != "v1" {
 				t.Errorf("agreement on %q after its end, reports %v", common, reports)
-			}
-		})
-	}
-}
-
-// TestSilentBatch: the same with lists.
-func TestSilentBatch(t *testing.T) {
-	const off agree.ServerID = "apiserver-off"
-	var rs []Resource
-	for i := range manyResources {
-		rs = append(rs, builtin(schema.GroupResource{Group: "g", Resource: string(rune('a' + i))}))
-	}
-	for _, at := range []string{"list StorageVersionList", "create StorageVersion g.c", "list LeaseList", "update status StorageVersion g.c"} {
-		t.Run(at, func(t *testing.T) {
-			w := newWorld(t, rs)
-			w.register()
-			w.Once(at, func() {
-				w.addSilent(off)
-				w.erase()
-			})
-			for range 3 {
-				_, _ = w.m.Step(t.Context())
-				w.clock.Step(time.Minute)
-				for _, r := range rs {
-					w.observe(r.GroupResource)
-				}
-			}
-			w.settle()
-			for _, r := range rs {
-				reports, _ := w.reports(r.GroupResource)
-				if common, agreed := agree.Common(reports); agreed || len(reports) != 2 {
-					t.Errorf("%s: agreement on %q, reports %v", r.GroupResource, common, reports)
-				}
 			}
 		})
 	}
