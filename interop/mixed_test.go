@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,11 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/beside"
 	migratestore "github.com/concord-dev/concord/migrate/store"
-
-	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
 // The resources written in the roll: a custom one, of which the writers touch one half, and a
@@ -73,7 +71,7 @@ func (r *roll) arrange(s *beside.APIServer) []objectsOf {
 	builtIn := objectsOf{resource: policies.GroupVersionResource}
 	for i := range touched {
 		custom.names = append(custom.names, beside.ObjectName(i))
-		p := mutatingPolicy(fmt.Sprintf("policy-%d", i))
+		p := beside.MutatingPolicy(fmt.Sprintf("policy-%d", i))
 		if _, err := s.Kube().AdmissionregistrationV1().MutatingAdmissionPolicies().Create(r.t.Context(), p, metav1.CreateOptions{}); err != nil {
 			r.t.Fatal(err)
 		}
@@ -83,21 +81,6 @@ func (r *roll) arrange(s *beside.APIServer) []objectsOf {
 		r.t.Errorf("stock servers store policies in %v", found)
 	}
 	return []objectsOf{custom, builtIn}
-}
-
-func mutatingPolicy(name string) *admissionregistrationv1.MutatingAdmissionPolicy {
-	rule := admissionregistrationv1.RuleWithOperations{
-		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
-		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"example.org"}, APIVersions: []string{"*"}, Resources: []string{"gadgets"}},
-	}
-	p := &admissionregistrationv1.MutatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	p.Spec.MatchConstraints = &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: rule}}}
-	p.Spec.ReinvocationPolicy = admissionregistrationv1.NeverReinvocationPolicy
-	p.Spec.Mutations = []admissionregistrationv1.Mutation{{
-		PatchType:          admissionregistrationv1.PatchTypeApplyConfiguration,
-		ApplyConfiguration: &admissionregistrationv1.ApplyConfiguration{Expression: `Object{metadata: Object.metadata{labels: {"a": "b"}}}`},
-	}}
-	return p
 }
 
 // policies counts the stored policies by encoding.
@@ -176,40 +159,13 @@ func (r *roll) read(s *beside.APIServer) (all []*reader) {
 	return all
 }
 
-// advice is the command that the condition of a StorageVersion advises for a server that crashed.
-var advice = regexp.MustCompile(`kubectl delete lease -n (\S+) (\S+)$`)
-
-// versions are the StorageVersions.
-func versions(ctx context.Context, s *beside.APIServer) ([]apiserverinternalv1alpha1.StorageVersion, error) {
-	list := &apiserverinternalv1alpha1.StorageVersionList{}
-	err := s.Objects().List(ctx, list)
-	if err == nil && len(list.Items) < 50 {
-		err = fmt.Errorf("there are %d StorageVersions", len(list.Items))
-	}
-	return list.Items, err
-}
-
 // disagreed waits until nothing is agreed on for the sake of one Lease, which is there.
 func (r *roll) disagreed(s *beside.APIServer) (lease string) {
 	r.t.Helper()
-	var message string
-	beside.Eventually(r.t, beside.Patience, "nothing is agreed on, and it is said why", func(ctx context.Context) error {
-		all, err := versions(ctx, s)
-		if err != nil {
-			return err
-		}
-		for i := range all {
-			message = storageversion.WaitsFor(&all[i])
-			match := advice.FindStringSubmatch(message)
-			if common, ok := storageversion.Agreement(&all[i]); ok || match == nil || match[1] != storageversion.IdentityNamespace || lease != "" && match[2] != lease {
-				return fmt.Errorf("%s: agreed on is %q, it says %q", all[i].Name, common, message)
-			}
-			lease = match[2]
-		}
-		_, err = s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(ctx, lease, metav1.GetOptions{})
+	beside.Eventually(r.t, beside.Patience, "nothing is agreed on, and it is said why", func(ctx context.Context) (err error) {
+		lease, err = beside.Blamed(ctx, s.Objects())
 		return err
 	})
-	r.t.Logf("it says: %s", message)
 	return lease
 }
 
@@ -222,36 +178,10 @@ func (r *roll) unmigrated(s *beside.APIServer) {
 		if err != nil || counts[beside.V1] != rolled-touched || counts[beside.V2] != touched {
 			return fmt.Errorf("stored are %v, %v", counts, err)
 		}
-		return r.states(ctx, s, func(sv *apiserverinternalv1alpha1.StorageVersion, status migrationv1alpha1.StorageStateStatus) bool {
+		return beside.States(ctx, s.Objects(), func(sv *apiserverinternalv1alpha1.StorageVersion, status migrationv1alpha1.StorageStateStatus) bool {
 			return slices.Contains(status.PersistedEncodings, migrationv1alpha1.Unknown)
 		})
 	})
-}
-
-// states checks the StorageState of each StorageVersion.
-func (r *roll) states(ctx context.Context, s *beside.APIServer, holds func(*apiserverinternalv1alpha1.StorageVersion, migrationv1alpha1.StorageStateStatus) bool) error {
-	all, err := versions(ctx, s)
-	if err != nil {
-		return err
-	}
-	list := &migrationv1alpha1.StorageStateList{}
-	if err := s.Objects().List(ctx, list); err != nil {
-		return err
-	}
-	found := map[schema.GroupResource]migrationv1alpha1.StorageStateStatus{}
-	for _, state := range list.Items {
-		found[schema.GroupResource(state.Spec.Resource)] = state.Status
-	}
-	for i := range all {
-		gr, err := storageversion.GroupResource(all[i].Name)
-		if err != nil {
-			return err
-		}
-		if !holds(&all[i], found[gr]) {
-			return fmt.Errorf("%s: stored are %v, %s", gr, found[gr].PersistedEncodings, storageversion.WaitsFor(&all[i]))
-		}
-	}
-	return nil
 }
 
 // migrated waits until all servers agree and everything is stored in the encoding that they agree on
@@ -259,7 +189,7 @@ func (r *roll) states(ctx context.Context, s *beside.APIServer, holds func(*apis
 func (r *roll) migrated(ours []*beside.APIServer) {
 	r.t.Helper()
 	beside.Eventually(r.t, beside.Patience, "everything is migrated", func(ctx context.Context) error {
-		return r.states(ctx, ours[0], func(sv *apiserverinternalv1alpha1.StorageVersion, status migrationv1alpha1.StorageStateStatus) bool {
+		return beside.States(ctx, ours[0].Objects(), func(sv *apiserverinternalv1alpha1.StorageVersion, status migrationv1alpha1.StorageStateStatus) bool {
 			common, ok := storageversion.Agreement(sv)
 			return ok && len(storageversion.Reports(sv)) == len(ours) && slices.Equal(status.PersistedEncodings, []string{string(common)})
 		})

@@ -23,6 +23,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/e2e/beside"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
@@ -40,34 +41,14 @@ var bypassing = map[string]string{
 // compacted holds no object: the revision to which kube-apiservers have compacted etcd.
 const compacted = "compact_rev_key"
 
-// storageVersions lists the StorageVersions by resource.
-func (s *apiserver) storageVersions(ctx context.Context) (map[schema.GroupResource]*v1alpha1.StorageVersion, error) {
-	var list v1alpha1.StorageVersionList
-	if err := s.Objects().List(ctx, &list); err != nil {
-		return nil, err
-	}
-	found := map[schema.GroupResource]*v1alpha1.StorageVersion{}
-	for i := range list.Items {
-		gr, err := storageversion.GroupResource(list.Items[i].Name)
-		if err != nil {
-			return nil, err
-		}
-		found[gr] = &list.Items[i]
-	}
-	return found, nil
-}
-
 // agreed waits until all StorageVersions have the reports of so many servers and an agreement.
 func (s *apiserver) agreed(timeout time.Duration, servers int) map[schema.GroupResource]agree.Encoding {
 	s.t.Helper()
 	agreements := map[schema.GroupResource]agree.Encoding{}
 	eventually(s.t, timeout, "all servers agree", func(ctx context.Context) error {
-		versions, err := s.storageVersions(ctx)
+		versions, err := beside.StorageVersions(ctx, s.Objects())
 		if err != nil {
 			return err
-		}
-		if len(versions) < 50 {
-			return fmt.Errorf("there are %d StorageVersions", len(versions))
 		}
 		for gr, sv := range versions {
 			common, ok := storageversion.Agreement(sv)
@@ -81,42 +62,14 @@ func (s *apiserver) agreed(timeout time.Duration, servers int) map[schema.GroupR
 	return agreements
 }
 
-// storageStates reads the statuses of all StorageStates.
-func (s *apiserver) storageStates(ctx context.Context) (map[schema.GroupResource]migrationv1alpha1.StorageStateStatus, error) {
-	var states migrationv1alpha1.StorageStateList
-	if err := s.Objects().List(ctx, &states); err != nil {
-		return nil, err
-	}
-	stored := map[schema.GroupResource]migrationv1alpha1.StorageStateStatus{}
-	for _, state := range states.Items {
-		stored[schema.GroupResource(state.Spec.Resource)] = state.Status
-	}
-	return stored, nil
-}
-
 // migrated waits until the stored set of every StorageVersion's resource is its agreement alone.
 func (s *apiserver) migrated(timeout time.Duration) {
 	s.t.Helper()
 	eventually(s.t, timeout, "everything is migrated", func(ctx context.Context) error {
-		versions, err := s.storageVersions(ctx)
-		if err != nil {
-			return err
-		}
-		stored, err := s.storageStates(ctx)
-		if err != nil {
-			return err
-		}
-		var missing []string
-		for gr, sv := range versions {
+		return beside.States(ctx, s.Objects(), func(sv *v1alpha1.StorageVersion, status migrationv1alpha1.StorageStateStatus) bool {
 			common, ok := storageversion.Agreement(sv)
-			if !ok || !slices.Equal(stored[gr].PersistedEncodings, []string{string(common)}) || stored[gr].StorageVersionUID != sv.UID {
-				missing = append(missing, fmt.Sprintf("%s stored in %v, agreed on %q", gr, stored[gr].PersistedEncodings, common))
-			}
-		}
-		if len(missing) > 0 {
-			return fmt.Errorf("%d: %v", len(missing), missing[0])
-		}
-		return nil
+			return ok && slices.Equal(status.PersistedEncodings, []string{string(common)}) && status.StorageVersionUID == sv.UID
+		})
 	})
 }
 
@@ -253,7 +206,7 @@ func createEverything(t *testing.T, c *control, s *apiserver, agreements map[sch
 func nothingElseIsStored(t *testing.T, c *control, s *apiserver) {
 	var found map[string]bool
 	eventually(t, time.Minute, "every writer that bypasses the fence has written", func(ctx context.Context) error {
-		versions, err := s.storageVersions(ctx)
+		versions, err := beside.StorageVersions(ctx, s.Objects())
 		if err != nil {
 			return err
 		}

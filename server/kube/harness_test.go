@@ -33,9 +33,7 @@ func TestSlow(t *testing.T) {
 	}
 	t.Run("Flags", testFlags)
 	t.Run("Egress", testEgress)
-	t.Run("Encryption", testEncryption)
 	t.Run("BrokenWebhook", testBrokenWebhook)
-	t.Run("Roll", testRoll)
 	t.Run("OwnUpgrade", testOwnUpgrade)
 	t.Run("Paused", testPaused)
 	t.Run("BothMigrators", testBothMigrators)

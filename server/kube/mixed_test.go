@@ -5,15 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	apidiscoveryv2 "k8s.io/api/apidiscovery/v2"
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,6 +24,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
+	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/cluster"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	testbed "github.com/concord-dev/concord/testbed/cluster"
@@ -32,31 +32,24 @@ import (
 
 var apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 
-// advice is the command that the condition of a StorageVersion advises for a crashed server.
-var advice = regexp.MustCompile(`kubectl delete lease -n (\S+) (\S+)$`)
-
 // disagreed waits until nothing is agreed for the sake of one Lease, and returns its name.
 func (s *apiserver) disagreed(timeout time.Duration) (lease string) {
 	s.t.Helper()
-	eventually(s.t, timeout, "nothing is agreed, and it is said why", func(ctx context.Context) error {
-		versions, err := s.storageVersions(ctx)
-		if err != nil {
-			return err
-		}
-		if len(versions) < 50 {
-			return fmt.Errorf("there are %d StorageVersions", len(versions))
-		}
-		for gr, sv := range versions {
-			told := storageversion.WaitsFor(sv)
-			match := advice.FindStringSubmatch(told)
-			if common, ok := storageversion.Agreement(sv); ok || match == nil || match[1] != storageversion.IdentityNamespace {
-				return fmt.Errorf("%s: agreed on %q, it says %q", gr, common, told)
-			}
-			lease = match[2]
-		}
-		return nil
+	eventually(s.t, timeout, "nothing is agreed, and it is said why", func(ctx context.Context) (err error) {
+		lease, err = beside.Blamed(ctx, s.Objects())
+		return err
 	})
 	return lease
+}
+
+// unknown waits until nobody claims to know what is stored of anything.
+func (s *apiserver) unknown(timeout time.Duration) {
+	s.t.Helper()
+	eventually(s.t, timeout, "all that is stored is Unknown", func(ctx context.Context) error {
+		return beside.States(ctx, s.Objects(), func(_ *apiserverinternalv1alpha1.StorageVersion, status migrationv1alpha1.StorageStateStatus) bool {
+			return slices.Contains(status.PersistedEncodings, string(agree.Unknown))
+		})
+	})
 }
 
 // Beside a stock kube-apiserver nothing is agreed and nothing migrates, and the stock one works
@@ -70,16 +63,12 @@ func TestBesideStock(t *testing.T) {
 	other := c.ready(stock, "other", "--emulated-version=1.36")
 	s := c.ready(ours, "one")
 	lease := s.disagreed(time.Minute)
-	if _, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(t.Context(), lease, metav1.GetOptions{}); err != nil {
-		t.Fatal(err)
-	}
 	eventually(t, time.Minute, "our definitions are served by the stock server", func(ctx context.Context) error {
 		return other.Objects().List(ctx, &migrationv1alpha1.StorageStateList{})
 	})
 	discoveryIsWhole(t, other)
-	watchesSeeWhatIsWritten(t, s, other)
 	const policy = registry + "mutatingadmissionpolicies/written-by-stock"
-	if _, err := other.Kube().AdmissionregistrationV1().MutatingAdmissionPolicies().Create(t.Context(), mutatingPolicy("written-by-stock"), metav1.CreateOptions{}); err != nil {
+	if _, err := other.Kube().AdmissionregistrationV1().MutatingAdmissionPolicies().Create(t.Context(), beside.MutatingPolicy("written-by-stock"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	if found, err := c.value(t.Context(), policy); err != nil || found != writes {
@@ -100,45 +89,6 @@ func TestBesideStock(t *testing.T) {
 	s.migrated(time.Minute)
 	if found, err := c.value(t.Context(), policy); err != nil || found != want || want != "admissionregistration.k8s.io/v1" {
 		t.Errorf("the policy is stored as %s, error %v, agreed on is %s", found, err, want)
-	}
-}
-
-// unknown waits until nobody claims to know what is stored of anything.
-func (s *apiserver) unknown(timeout time.Duration) {
-	s.t.Helper()
-	eventually(s.t, timeout, "all that is stored is Unknown", func(ctx context.Context) error {
-		versions, err := s.storageVersions(ctx)
-		if err != nil {
-			return err
-		}
-		stored, err := s.storageStates(ctx)
-		if err != nil {
-			return err
-		}
-		for gr := range versions {
-			if encodings := stored[gr].PersistedEncodings; !slices.Contains(encodings, string(agree.Unknown)) {
-				return fmt.Errorf("%s: %v", gr, encodings)
-			}
-		}
-		return nil
-	})
-}
-
-func mutatingPolicy(name string) *admissionregistrationv1.MutatingAdmissionPolicy {
-	rule := admissionregistrationv1.RuleWithOperations{
-		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
-		Rule:       admissionregistrationv1.Rule{APIGroups: []string{"example.org"}, APIVersions: []string{"*"}, Resources: []string{"gadgets"}},
-	}
-	return &admissionregistrationv1.MutatingAdmissionPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: admissionregistrationv1.MutatingAdmissionPolicySpec{
-			MatchConstraints:   &admissionregistrationv1.MatchResources{ResourceRules: []admissionregistrationv1.NamedRuleWithOperations{{RuleWithOperations: rule}}},
-			ReinvocationPolicy: admissionregistrationv1.NeverReinvocationPolicy,
-			Mutations: []admissionregistrationv1.Mutation{{
-				PatchType:          admissionregistrationv1.PatchTypeApplyConfiguration,
-				ApplyConfiguration: &admissionregistrationv1.ApplyConfiguration{Expression: `Object{metadata: Object.metadata{labels: {"a": "b"}}}`},
-			}},
-		},
 	}
 }
 
@@ -179,30 +129,6 @@ func discoveryIsWhole(t *testing.T, s *apiserver) {
 		}
 		return nil
 	})
-}
-
-// watchesSeeWhatIsWritten writes by one server and watches by the other.
-func watchesSeeWhatIsWritten(t *testing.T, writer, watched *apiserver) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	config := watched.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault)
-	list, err := config.List(ctx, metav1.ListOptions{})
-	must(t, err)
-	w, err := config.Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
-	must(t, err)
-	defer w.Stop()
-	for i := range 20 {
-		wrote, err := writer.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx, &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("seen-%d", i)}, Data: map[string]string{"n": fmt.Sprint(i)},
-		}, metav1.CreateOptions{})
-		must(t, err)
-		event, ok := <-w.ResultChan()
-		seen, isConfigMap := event.Object.(*corev1.ConfigMap)
-		if !ok || !isConfigMap || seen.ResourceVersion != wrote.ResourceVersion || seen.Data["n"] != fmt.Sprint(i) {
-			t.Fatalf("wrote %+v, the watch saw %+v", wrote, event)
-		}
-	}
 }
 
 var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}

@@ -157,51 +157,6 @@ func (s *apiserver) readable(n int) {
 	}
 }
 
-// Two stock servers are exchanged for ours, one after the other, and back again, on an etcd of
-// three members, of which one is killed on the way.
-func testRoll(t *testing.T) {
-	c, members := newReplicated(t)
-	a, b := c.ready(stock, "a"), c.ready(stock, "b")
-	const n = 50
-	a.createWidgets(n)
-	w := write(t, n, a, b)
-	exchange := func(old *apiserver, stays *apiserver, role, name string) *apiserver {
-		w.through(stays)
-		old.end()
-		s := c.ready(role, name)
-		w.through(stays, s)
-		stays.readable(n)
-		s.readable(n)
-		return s
-	}
-	b = exchange(b, a, ours, "b-ours")
-	b.disagreed(time.Minute)
-	members[0].Kill()
-	a = exchange(a, b, ours, "a-ours")
-	a.agreed(time.Minute, 2)
-	a.flip("v2")
-	a.storedVersions(time.Minute, "v2")
-	a.migrated(time.Minute)
-	migrated := func(s *apiserver) {
-		t.Helper()
-		s.storedVersions(time.Minute, "v2")
-		if found := c.encodings(); len(found) != 1 || found["example.com/v2"] != n {
-			t.Errorf("%s runs, and in etcd are %v", s.Name, found)
-		}
-	}
-	migrated(a)
-	b = exchange(b, a, stock, "b-again")
-	a.disagreed(time.Minute)
-	migrated(b)
-	a = exchange(a, b, stock, "a-again")
-	discoveryIsWhole(t, a)
-	a.readable(n)
-	migrated(a)
-	if written := w.end(); written < n {
-		t.Errorf("%d writes", written)
-	}
-}
-
 // Concord itself is upgraded from the release before, server by server, and rolled back and upgraded
 // again: servers of both releases agree, and migrate whichever of them leads.
 func testOwnUpgrade(t *testing.T) {
