@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"reflect"
 	"strings"
 	"testing"
@@ -73,6 +74,7 @@ func TestCount(t *testing.T) {
 		"/registry/configmaps/default/a":                          {0xff, 0xfe, 0},
 		"/registry/health":                                        []byte("true"),
 		"/registryelsewhere/configmaps/default/a":                 []byte("not ours"),
+		"/registry/example.com/widgetsets/a":                      widget(t, "v3", 1),
 		"compact_rev_key":                                         []byte("12"),
 	} {
 		put(t, c, key, value)
@@ -111,6 +113,7 @@ func TestCount(t *testing.T) {
 		{"storageversions.internal.apiserver.k8s.io", "unknown", 1},
 		{"widgets.example.com", "example.com/v1", 700},
 		{"widgets.example.com", "example.com/v2", 50},
+		{"widgetsets.example.com", "example.com/v3", 1},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)
@@ -118,6 +121,14 @@ func TestCount(t *testing.T) {
 	unknowns := []string{"/registry/configmaps/default/a", "/registry/mutatingadmissionpolicies/d", "/registry/secrets/default/b", "/registry/storageversions/malformed"}
 	if !reflect.DeepEqual(census.Unknown, unknowns) {
 		t.Errorf("unknown: got %v, want %v", census.Unknown, unknowns)
+	}
+	for prefix, want := range map[string]map[string]int64{
+		"/registry/example.com/widgets/": {"example.com/v1": 700, "example.com/v2": 50},
+		policyPrefix:                     {string(newEncoding): 1, string(oldEncoding): 1, EncodingEncrypted + "aescbc:v1:key1": 1, EncodingUnknown: 1},
+	} {
+		if counts, err := CountEncodings(t.Context(), NewEtcd(c), prefix); err != nil || !maps.Equal(counts, want) {
+			t.Errorf("%s: got %v, want %v, %v", prefix, counts, want, err)
+		}
 	}
 	var all int64
 	for _, e := range stored(t, c, "/registry/") {

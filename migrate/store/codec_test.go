@@ -152,7 +152,7 @@ func widget(tb testing.TB, version string, n int) []byte {
 	return append(out, '\n')
 }
 
-// TestYAML: what a server stored with --storage-media-type=application/yaml is rewritten as anything else.
+// TestYAML: values of a server with --storage-media-type=application/yaml are rewritten like all others.
 func TestYAML(t *testing.T) {
 	c := startEtcd(t)
 	codecs := typedIn(t, func(scheme *machinery.Scheme) machinery.Encoder {
@@ -167,8 +167,7 @@ func TestYAML(t *testing.T) {
 	})
 	target := policyTarget(t, c)
 	target.Codec = codecs.new
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
+	result := rewritten(t, NewEtcd(c), target, Options{}, nil)
 	if result.Rewritten != 3 {
 		t.Fatalf("got %+v", result)
 	}

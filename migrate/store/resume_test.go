@@ -26,9 +26,7 @@ func TestResumesAfterCrashes(t *testing.T) {
 	for seed := range int64(6) {
 		underWay := []int{1, 40}[seed%2]
 		t.Run(fmt.Sprintf("seed %d, %d under way", seed, underWay), func(t *testing.T) {
-			c := startEtcd(t)
-			target := policyTarget(t, c)
-			contents := loadOld(t, c, 1500)
+			c, target, contents := oldPolicies(t, 1500)
 			for i := range 30 {
 				key := fmt.Sprintf("%sobject-%06d-bad", policyPrefix, i*50)
 				put(t, c, key, []byte("no object"))
@@ -117,15 +115,6 @@ func (k crashing) Put(ctx context.Context, fence Fence, put Put) (bool, int64, e
 	return written, revision, err
 }
 
-func TestResumeMustBeInTheRange(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	_, err := New(NewEtcd(c)).Run(t.Context(), target, Options{Resume: Cursor{After: "/registry/pods/p"}}, nil)
-	if err == nil || !strings.Contains(err.Error(), "cannot go on behind") {
-		t.Errorf("got %v", err)
-	}
-}
-
 // TestTheFenceHoldsTheCursorBack: the StorageVersion that is the fence is written last, so
 // that no cursor is behind it before.
 func TestTheFenceHoldsTheCursorBack(t *testing.T) {
@@ -199,8 +188,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	target := widgetTarget(t, c)
 	const bound = 2 * MaxReply
 	kv := &counting{KV: NewEtcd(c), out: map[string]int{}}
-	result, err := New(kv).Run(t.Context(), target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
-	must(t, err)
+	result := rewritten(t, kv, target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
 	if result.Rewritten != 700 {
 		t.Fatalf("got %+v", result.Progress)
 	}
@@ -216,8 +204,7 @@ func TestMemoryIsBounded(t *testing.T) {
 
 	// And back by streams, which etcd alone has.
 	target.Encoding, target.Codec = "example.com/v1", widgets("v1")
-	back, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
-	must(t, err)
+	back := rewritten(t, NewEtcd(c), target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
 	if back.Rewritten != 700 || back.PeakBytes > bound+2*huge || back.PeakBytes < huge {
 		t.Errorf("back: %+v", back)
 	}
@@ -257,13 +244,9 @@ func (k silent) Prove(ctx context.Context, fence Fence) error {
 
 func TestLostRepliesAreSurvived(t *testing.T) {
 	for _, underWay := range []int{1, 40} {
-		c := startEtcd(t)
-		target := policyTarget(t, c)
-		contents := loadOld(t, c, 600)
+		c, target, contents := oldPolicies(t, 600)
 		var calls atomic.Int64
-		result, err := New(silent{NewEtcd(c), &calls}).Run(t.Context(), target, Options{UnderWay: underWay, PageKeys: 60, PieceKeys: 10}, nil)
-		must(t, err)
-		requireSum(t, result)
+		result := rewritten(t, silent{NewEtcd(c), &calls}, target, Options{UnderWay: underWay, PageKeys: 60, PieceKeys: 10}, nil)
 		// Values that were written and not answered are found changed, and already as they should be.
 		if result.Total != 600 || result.Changed == 0 || result.AlreadyCurrent != result.Changed {
 			t.Errorf("%d under way: %+v", underWay, result.Progress)
@@ -298,9 +281,7 @@ func TestEtcdRestartIsSurvived(t *testing.T) {
 }
 
 func TestPatienceEnds(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	loadOld(t, c, 3)
+	c, target, _ := oldPolicies(t, 3)
 	kv := hooked{KV: NewEtcd(c), beforePut: func(Fence, Put) error { return ErrUnavailable }}
 	_, err := New(kv).Run(t.Context(), target, Options{Patience: 50 * time.Millisecond}, nil)
 	if !errors.Is(err, ErrUnavailable) {
@@ -311,9 +292,7 @@ func TestPatienceEnds(t *testing.T) {
 // TestSlowProgressHoldsUpNobody: while one piece's progress is being told, others are
 // written.
 func TestSlowProgressHoldsUpNobody(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, 4)
+	c, target, contents := oldPolicies(t, 4)
 	key := numbered(policyPrefix)
 	telling, went := make(chan struct{}), make(chan struct{})
 	kv := hooked{KV: NewEtcd(c), beforePut: func(_ Fence, p Put) error {
@@ -341,30 +320,6 @@ func TestSlowProgressHoldsUpNobody(t *testing.T) {
 	must(t, err)
 	requireSum(t, result)
 	requireNew(t, c, contents)
-}
-
-// TestProgressComesInOrder: one call at a time, with counts that only grow.
-func TestProgressComesInOrder(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	loadOld(t, c, 400)
-	var calls atomic.Int32
-	var last Progress
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 8, PageKeys: 5}, func(now Report) {
-		p := now.Progress
-		if calls.Add(1) > 1 {
-			t.Error("two calls at a time")
-		}
-		if p.Rewritten < last.Rewritten || p.Total < last.Total || p.Bytes < last.Bytes {
-			t.Errorf("%+v after %+v", p, last)
-		}
-		last = p
-		calls.Add(-1)
-	})
-	must(t, err)
-	if last != result.Progress {
-		t.Errorf("the last was %+v, the result is %+v", last, result.Progress)
-	}
 }
 
 // TestProgressWithinAPiece: where the pace is slow, progress does not wait for the end of

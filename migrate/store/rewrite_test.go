@@ -60,6 +60,33 @@ func loadOld(tb testing.TB, c *clientv3.Client, n int) map[string]string {
 	return contents
 }
 
+// oldPolicies returns an etcd with n objects in the old encoding, their rewrite, and their contents by key.
+func oldPolicies(tb testing.TB, n int) (*clientv3.Client, Target, map[string]string) {
+	tb.Helper()
+	c := startEtcd(tb)
+	target := policyTarget(tb, c)
+	return c, target, loadOld(tb, c, n)
+}
+
+// rewritten does a rewrite that succeeds, and whose counts add up.
+func rewritten(tb testing.TB, kv KV, target Target, options Options, report func(Report)) Result {
+	tb.Helper()
+	result, err := New(kv).Run(tb.Context(), target, options, report)
+	must(tb, err)
+	requireSum(tb, result)
+	return result
+}
+
+// requireUntouched checks that nothing under a prefix was written since.
+func requireUntouched(tb testing.TB, c *clientv3.Client, prefix string, before map[string]Entry) {
+	tb.Helper()
+	for key, e := range stored(tb, c, prefix) {
+		if e.ModRevision != before[key].ModRevision {
+			tb.Errorf("%s was written", key)
+		}
+	}
+}
+
 // requireNew checks that exactly these objects are stored, in the new encoding.
 func requireNew(tb testing.TB, c *clientv3.Client, contents map[string]string) {
 	tb.Helper()
@@ -88,9 +115,7 @@ func requireSum(tb testing.TB, r Result) {
 func TestRewritesEveryOldValueAndNoOther(t *testing.T) {
 	for _, underWay := range []int{1, DefaultUnderWay} {
 		t.Run(fmt.Sprintf("%d under way", underWay), func(t *testing.T) {
-			c := startEtcd(t)
-			target := policyTarget(t, c)
-			contents := loadOld(t, c, 1000)
+			c, target, contents := oldPolicies(t, 1000)
 			codecs := newTyped(t)
 			for i := 1000; i < 1200; i++ {
 				key, value := numbered(policyPrefix)(i), codecs.value(t, codecs.new, i)
@@ -100,15 +125,27 @@ func TestRewritesEveryOldValueAndNoOther(t *testing.T) {
 			put(t, c, "/registry/mutatingadmissionpoliciesx/other", []byte("not ours"))
 			before := stored(t, c, "/registry/")
 
-			var reports []Progress
-			result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: underWay}, func(r Report) { reports = append(reports, r.Progress) })
-			must(t, err)
+			// Progress comes in one call at a time, and its counts only grow.
+			var calls atomic.Int32
+			options, reports := Options{UnderWay: underWay}, []Progress(nil)
+			if underWay > 1 {
+				options.PageKeys = 50
+			}
+			result := rewritten(t, NewEtcd(c), target, options, func(r Report) {
+				if calls.Add(1) > 1 {
+					t.Error("two calls at a time")
+				}
+				if n := len(reports); n > 0 && (r.Rewritten < reports[n-1].Rewritten || r.Total < reports[n-1].Total || r.Bytes < reports[n-1].Bytes) {
+					t.Errorf("%+v after %+v", r.Progress, reports[n-1])
+				}
+				reports = append(reports, r.Progress)
+				calls.Add(-1)
+			})
 
-			requireSum(t, result)
 			if result.Total != 1200 || result.Expected != 1200 || result.Rewritten != 1000 || result.AlreadyCurrent != 200 {
 				t.Fatalf("got %+v", result.Progress)
 			}
-			if underWay == 1 && len(reports) < 3 || reports[len(reports)-1] != result.Progress {
+			if len(reports) < 3 || reports[len(reports)-1] != result.Progress {
 				t.Fatalf("%d reports of progress, the last is %+v", len(reports), reports[len(reports)-1])
 			}
 			requireNew(t, c, contents)
@@ -119,8 +156,7 @@ func TestRewritesEveryOldValueAndNoOther(t *testing.T) {
 				}
 			}
 
-			again, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: underWay}, nil)
-			must(t, err)
+			again := rewritten(t, NewEtcd(c), target, Options{UnderWay: underWay}, nil)
 			if again.AlreadyCurrent != 1200 || again.Rewritten != 0 {
 				t.Fatalf("the second run did %+v", again.Progress)
 			}
@@ -136,8 +172,7 @@ func TestOddObjects(t *testing.T) {
 	put(t, c, prefix+"a", []byte(`{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"a","resourceVersion":"7","selfLink":"/x"}}`))
 	put(t, c, prefix+"b", []byte(`{"apiVersion":"example.com/v1","items":[{"n":1}],"kind":"Widget","metadata":{"name":"b"}}`))
 	target := widgetTarget(t, c)
-	_, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
+	rewritten(t, NewEtcd(c), target, Options{}, nil)
 	for name, want := range map[string]string{
 		"a": `{"apiVersion":"example.com/v2","kind":"Widget","metadata":{"name":"a"}}`,
 		"b": `{"apiVersion":"example.com/v2","items":[{"n":1}],"kind":"Widget","metadata":{"name":"b"}}`,
@@ -151,9 +186,7 @@ func TestOddObjects(t *testing.T) {
 // TestConcurrentWritesStand changes and deletes objects just before the transaction
 // that would rewrite them.
 func TestConcurrentWritesStand(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, 1000)
+	c, target, contents := oldPolicies(t, 1000)
 	codecs := newTyped(t)
 	var changed, deleted int
 	random := rand.New(rand.NewSource(1))
@@ -182,9 +215,7 @@ func TestConcurrentWritesStand(t *testing.T) {
 		}
 		return nil
 	}}
-	result, err := New(kv).Run(t.Context(), target, Options{UnderWay: 1}, nil)
-	must(t, err)
-	requireSum(t, result)
+	result := rewritten(t, kv, target, Options{UnderWay: 1}, nil)
 	if changed == 0 || deleted == 0 || result.Changed != int64(changed) || result.Gone != int64(deleted) {
 		t.Fatalf("%d changes and %d deletions were made, the run says %+v", changed, deleted, result.Progress)
 	}
@@ -194,9 +225,7 @@ func TestConcurrentWritesStand(t *testing.T) {
 func TestMovedFenceStopsTheRun(t *testing.T) {
 	for _, underWay := range []int{1, DefaultUnderWay} {
 		t.Run(fmt.Sprintf("%d under way", underWay), func(t *testing.T) {
-			c := startEtcd(t)
-			target := policyTarget(t, c)
-			loadOld(t, c, 1000)
+			c, target, _ := oldPolicies(t, 1000)
 			var mu sync.Mutex
 			puts, movedAt := 0, int64(0)
 			kv := hooked{KV: NewEtcd(c), beforePut: func(Fence, Put) error {
@@ -224,23 +253,18 @@ func TestMovedFenceStopsTheRun(t *testing.T) {
 			if old == 0 || old == 1000 || result.Rewritten > int64(1000-old) || result.Rewritten < int64(1000-old-underWay) {
 				t.Fatalf("%d objects are still old; %+v", old, result.Progress)
 			}
+			// It is found also where there is nothing to write.
+			_, err = c.Delete(t.Context(), policyPrefix, clientv3.WithPrefix())
+			must(t, err)
+			if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil); !errors.Is(err, ErrFenced) {
+				t.Fatalf("got %v", err)
+			}
 		})
 	}
 }
 
-func TestMovedFenceIsFoundWhenThereIsNothingToWrite(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	put(t, c, policyFence, []byte("an old server joined"))
-	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil); !errors.Is(err, ErrFenced) {
-		t.Fatalf("got %v", err)
-	}
-}
-
 func TestRefenceGoesOnWhenPermissionStands(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, 1000)
+	c, target, contents := oldPolicies(t, 1000)
 	var mu sync.Mutex
 	commits, asked, moved := 0, 0, int64(0)
 	target.Refence = func(context.Context) (int64, error) {
@@ -257,8 +281,7 @@ func TestRefenceGoesOnWhenPermissionStands(t *testing.T) {
 		}
 		return nil
 	}}
-	result, err := New(kv).Run(t.Context(), target, Options{UnderWay: 4}, nil)
-	must(t, err)
+	result := rewritten(t, kv, target, Options{UnderWay: 4}, nil)
 	if result.Rewritten != 1000 || asked == 0 || asked > 4 {
 		t.Fatalf("asked %d times, %+v", asked, result.Progress)
 	}
@@ -294,9 +317,7 @@ func TestRefenceGoesOnWhenPermissionStands(t *testing.T) {
 }
 
 func TestCompactionIsSurvived(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, 1000)
+	c, target, contents := oldPolicies(t, 1000)
 	compactions := 0
 	kv := hooked{KV: NewEtcd(c), beforeRange: func(_ string, revision int64) error {
 		if revision == 0 {
@@ -308,21 +329,23 @@ func TestCompactionIsSurvived(t *testing.T) {
 		}
 		return nil
 	}}
-	result, err := New(kv).Run(t.Context(), target, Options{UnderWay: 1, PageKeys: 100}, nil)
-	must(t, err)
-	requireSum(t, result)
+	result := rewritten(t, kv, target, Options{UnderWay: 1, PageKeys: 100}, nil)
 	if compactions < 5 || result.Total != 1000 {
 		t.Fatalf("%d compactions, %+v", compactions, result.Progress)
 	}
 	requireNew(t, c, contents)
 }
 
+// An error of the store ends the run, and so does its context; the next run does what is left.
 func TestStoreErrorEndsTheRun(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, 500)
+	c, target, contents := oldPolicies(t, 1500)
 	broken := errors.New("connection lost")
 	for _, underWay := range []int{1, DefaultUnderWay} {
+		ctx, cancel := context.WithCancel(t.Context())
+		kv := hooked{KV: NewEtcd(c), beforePut: func(Fence, Put) error { cancel(); return nil }}
+		if _, err := New(kv).Run(ctx, target, Options{UnderWay: underWay}, nil); !errors.Is(err, context.Canceled) {
+			t.Fatalf("given up: got %v", err)
+		}
 		var ranges, commits atomic.Int64
 		for name, kv := range map[string]hooked{
 			"range": {KV: NewEtcd(c), beforeRange: func(string, int64) error {
@@ -343,22 +366,8 @@ func TestStoreErrorEndsTheRun(t *testing.T) {
 			}
 		}
 	}
-	_, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
+	rewritten(t, NewEtcd(c), target, Options{}, nil)
 	requireNew(t, c, contents)
-}
-
-func TestCancelEndsTheRun(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	loadOld(t, c, 500)
-	for _, underWay := range []int{1, DefaultUnderWay} {
-		ctx, cancel := context.WithCancel(t.Context())
-		kv := hooked{KV: NewEtcd(c), beforePut: func(Fence, Put) error { cancel(); return nil }}
-		if _, err := New(kv).Run(ctx, target, Options{UnderWay: underWay}, nil); !errors.Is(err, context.Canceled) {
-			t.Fatalf("got %v", err)
-		}
-	}
 }
 
 func TestTargetsAreChecked(t *testing.T) {
@@ -380,14 +389,15 @@ func TestTargetsAreChecked(t *testing.T) {
 			t.Errorf("%s: accepted", name)
 		}
 	}
+	if _, err := New(nil).Run(t.Context(), good, Options{Resume: Cursor{After: "/registry/pods/p"}}, nil); err == nil || !strings.Contains(err.Error(), "cannot go on behind") {
+		t.Errorf("behind a place outside of the range: %v", err)
+	}
 }
 
 // As many transactions as may be are under way at once, and pages are read meanwhile: none
 // of them is answered until all of that was seen.
 func TestSeveralAtATime(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, 2500)
+	c, target, contents := oldPolicies(t, 2500)
 	const pages = 3
 	options := Options{PageKeys: 300}.withDefaults()
 	if cpus := runtime.GOMAXPROCS(0); options.pieces() < cpus || cpus > 1 && options.pieces() < 2 {
@@ -425,8 +435,6 @@ func TestSeveralAtATime(t *testing.T) {
 			}
 		},
 	}
-	result, err := New(kv).Run(t.Context(), target, options, nil)
-	must(t, err)
-	requireSum(t, result)
+	rewritten(t, kv, target, options, nil)
 	requireNew(t, c, contents)
 }

@@ -164,9 +164,7 @@ func TestStreamIsForFastRuns(t *testing.T) {
 
 // The memory that a run holds is bounded, however long the stream; and a compaction breaks into it.
 func TestStreamsOfARun(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, streamed)
+	c, target, contents := oldPolicies(t, streamed)
 	const bound = 2 * MaxReply
 	reader := &asked{Etcd: NewEtcd(c)}
 	var compacting sync.Once
@@ -181,9 +179,7 @@ func TestStreamsOfARun(t *testing.T) {
 		}
 		return err
 	}}
-	result, err := New(streamingKV{kv, reader}).Run(t.Context(), target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
-	must(t, err)
-	requireSum(t, result)
+	result := rewritten(t, streamingKV{kv, reader}, target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
 	if result.Total != streamed || reader.streams != 2 {
 		t.Errorf("%+v, %d streams", result.Progress, reader.streams)
 	}
@@ -206,9 +202,7 @@ func TestStreamBreaksOff(t *testing.T) {
 		}
 		return nil
 	}}
-	result, err := New(streamingKV{kv, reader}).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
-	requireSum(t, result)
+	result := rewritten(t, streamingKV{kv, reader}, target, Options{}, nil)
 	if result.Total != streamed || reader.streams < 2 {
 		t.Errorf("%+v, %d streams", result.Progress, reader.streams)
 	}
@@ -225,42 +219,15 @@ func (s streamingKV) stream(ctx context.Context, start, end string, revision int
 	return s.streams.stream(ctx, start, end, revision)
 }
 
-// oldEtcd has no streams, as before 3.7. Some clients say so at once.
+// oldEtcd is a client that says at once that there are no streams, as of an etcd before 3.7.
 type oldEtcd struct {
 	etcdserverpb.KVClient
-	atOnce bool
-	asked  int
+	asked int
 }
-
-var errUnimplemented = status.Error(codes.Unimplemented, "unknown method RangeStream")
 
 func (o *oldEtcd) RangeStream(context.Context, *etcdserverpb.RangeRequest, ...grpc.CallOption) (etcdserverpb.KV_RangeStreamClient, error) {
-	if o.asked++; o.atOnce {
-		return nil, errUnimplemented
-	}
-	return unimplemented{}, nil
-}
-
-type unimplemented struct {
-	etcdserverpb.KV_RangeStreamClient
-}
-
-func (unimplemented) Recv() (*etcdserverpb.RangeStreamResponse, error) { return nil, errUnimplemented }
-
-// An etcd without streams is asked for one once, and then page by page.
-func TestOldEtcdHasNoStreams(t *testing.T) {
-	c := startEtcd(t)
-	prefix, key := loadStreamed(t, c, kibibyte)
-	for _, atOnce := range []bool{false, true} {
-		old := &oldEtcd{KVClient: clientv3.RetryKVClient(c), atOnce: atOnce}
-		reader := NewEtcd(clientv3.NewKVFromKVClient(old, c))
-		for range 2 {
-			requireWalked(t, reader, prefix, key, nil)
-		}
-		if old.asked != 1 {
-			t.Errorf("at once %v: asked %d times for a stream", atOnce, old.asked)
-		}
-	}
+	o.asked++
+	return nil, status.Error(codes.Unimplemented, "unknown method RangeStream")
 }
 
 // proxy is an etcd before 3.7: it does not know of streams.
@@ -273,10 +240,19 @@ func (p proxy) Range(ctx context.Context, in *etcdserverpb.RangeRequest) (*etcds
 	return p.etcd.Range(ctx, in)
 }
 
-// The same by a connection.
-func TestOldServerHasNoStreams(t *testing.T) {
+// An etcd without streams is asked for one once, and then page by page; some clients say at once that it has none.
+func TestOldEtcdHasNoStreams(t *testing.T) {
 	c := startEtcd(t)
 	prefix, key := loadStreamed(t, c, kibibyte)
+	atOnce := &oldEtcd{KVClient: clientv3.RetryKVClient(c)}
+	reader := NewEtcd(clientv3.NewKVFromKVClient(atOnce, c))
+	for range 2 {
+		requireWalked(t, reader, prefix, key, nil)
+	}
+	if atOnce.asked != 1 {
+		t.Errorf("asked %d times for a stream", atOnce.asked)
+	}
+
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
 	server := grpc.NewServer()
@@ -286,10 +262,10 @@ func TestOldServerHasNoStreams(t *testing.T) {
 	old, err := clientv3.New(clientv3.Config{Endpoints: []string{"http://" + listener.Addr().String()}})
 	must(t, err)
 	t.Cleanup(func() { _ = old.Close() })
-	reader := &asked{Etcd: NewEtcd(old)}
-	requireWalked(t, reader, prefix, key, nil)
-	if reader.streams != 1 || !reader.streamless.Load() {
-		t.Errorf("asked %d times for a stream", reader.streams)
+	connected := &asked{Etcd: NewEtcd(old)}
+	requireWalked(t, connected, prefix, key, nil)
+	if connected.streams != 1 || !connected.streamless.Load() {
+		t.Errorf("by a connection: asked %d times for a stream", connected.streams)
 	}
 }
 
@@ -325,25 +301,20 @@ func TestStreamIsGivenUp(t *testing.T) {
 // A connection does not come to a standstill when a stream of pages fills it in one way and
 // many puts the other: see package grpclimit.
 func TestManyUnderWayBesideAStream(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, streamed)
+	c, target, contents := oldPolicies(t, streamed)
 	codecs := newTyped(t)
 	for i := range 2 {
 		target.Encoding, target.Codec = newEncoding, codecs.new
 		if i%2 == 1 {
 			target.Encoding, target.Codec = oldEncoding, codecs.old
 		}
-		result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 1000, PieceKeys: 500, MemoryBytes: 64 << 20, Patience: 20 * time.Millisecond}, nil)
-		must(t, err)
-		requireSum(t, result)
+		result := rewritten(t, NewEtcd(c), target, Options{UnderWay: 1000, PieceKeys: 500, MemoryBytes: 64 << 20, Patience: 20 * time.Millisecond}, nil)
 		if result.Rewritten != streamed {
 			t.Fatalf("round %d: %+v", i, result.Progress)
 		}
 	}
 	target.Encoding, target.Codec = newEncoding, codecs.new
-	_, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
+	rewritten(t, NewEtcd(c), target, Options{}, nil)
 	requireNew(t, c, contents)
 }
 

@@ -21,9 +21,7 @@ import (
 )
 
 func TestValuesThatCannotBeRewrittenAreNamed(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	contents := loadOld(t, c, 300)
+	c, target, contents := oldPolicies(t, 300)
 	codecs := newTyped(t)
 	damaged := codecs.value(t, codecs.old, 1)
 	bad := map[string]struct {
@@ -41,9 +39,7 @@ func TestValuesThatCannotBeRewrittenAreNamed(t *testing.T) {
 	for name, b := range bad {
 		put(t, c, policyPrefix+name, b.value)
 	}
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
-	requireSum(t, result)
+	result := rewritten(t, NewEtcd(c), target, Options{}, nil)
 	if result.Failures != int64(len(bad)) || result.Rewritten != 300 || len(result.Failed) != len(bad) {
 		t.Fatalf("got %+v and %v", result.Progress, result.Failed)
 	}
@@ -88,24 +84,6 @@ func TestFailuresAreAllCountedAndSomeNamed(t *testing.T) {
 	}
 }
 
-func TestOutputInAnotherEncodingIsNotWritten(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	loadOld(t, c, 3)
-	before := stored(t, c, policyPrefix)
-	target.Codec = newTyped(t).old
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
-	if result.Failures != 3 || result.Failed[0].Reason != WrongEncoding {
-		t.Fatalf("got %+v", result)
-	}
-	for key, e := range stored(t, c, policyPrefix) {
-		if e.ModRevision != before[key].ModRevision {
-			t.Errorf("%s was written", key)
-		}
-	}
-}
-
 func TestLeasesAreKept(t *testing.T) {
 	c := startEtcd(t)
 	target := policyTarget(t, c)
@@ -130,9 +108,7 @@ func TestLeasesAreKept(t *testing.T) {
 		}
 		return nil
 	}}
-	result, err := New(kv).Run(t.Context(), target, Options{UnderWay: 1, PageKeys: 100}, nil)
-	must(t, err)
-	requireSum(t, result)
+	result := rewritten(t, kv, target, Options{UnderWay: 1, PageKeys: 100}, nil)
 	all := stored(t, c, policyPrefix)
 	if len(all) != 147 || result.Rewritten != 147 {
 		t.Fatalf("%d objects, %+v", len(all), result.Progress)
@@ -167,9 +143,7 @@ func (s scripted) Put(ctx context.Context, fence Fence, put Put) (bool, int64, e
 
 // TestOneBadPutStopsNoOther has etcd refuse some values.
 func TestOneBadPutStopsNoOther(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	loadOld(t, c, 200)
+	c, target, _ := oldPolicies(t, 200)
 	key := numbered(policyPrefix)
 	codecs := newTyped(t)
 	kv := scripted{KV: NewEtcd(c), errs: map[string]error{key(20): ErrTooLarge, key(120): ErrLeaseLost, key(150): ErrLeaseLost, key(199): ErrLeaseLost}}
@@ -182,9 +156,7 @@ func TestOneBadPutStopsNoOther(t *testing.T) {
 			put(t, c, key(199), codecs.value(t, codecs.new, 7))
 		}
 	}
-	result, err := New(kv).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
-	requireSum(t, result)
+	result := rewritten(t, kv, target, Options{}, nil)
 	want := []Failure{{Key: key(20), Reason: TooLarge}, {Key: key(120), Reason: LeaseLost}}
 	if len(result.Failed) != 2 || result.Gone != 1 || result.Changed != 1 || result.Rewritten != 196 || result.AlreadyCurrent != 1 {
 		t.Fatalf("got %+v %v", result.Progress, result.Failed)
@@ -213,28 +185,6 @@ func TestEtcdsRefusalsAreRecognised(t *testing.T) {
 		if _, _, err := kv.Put(t.Context(), fence, test.put); !errors.Is(err, test.want) {
 			t.Errorf("%s: got %v", name, err)
 		}
-	}
-	_, err := c.Compact(t.Context(), revision)
-	must(t, err)
-	if _, err := kv.Range(t.Context(), "/", "0", 1, 1); !errors.Is(err, ErrCompacted) {
-		t.Errorf("compacted: got %v", err)
-	}
-}
-
-func TestLargeValues(t *testing.T) {
-	c := startEtcd(t)
-	prefix := widgetPrefix
-	for i := range 12 {
-		put(t, c, numbered(prefix)(i), widgetOf(i, 1300<<10))
-	}
-	target := widgetTarget(t, c)
-	for _, underWay := range []int{1, DefaultUnderWay} {
-		result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: underWay}, nil)
-		must(t, err)
-		if result.Rewritten != 12 {
-			t.Fatalf("%d under way: %+v", underWay, result.Progress)
-		}
-		target.Encoding, target.Codec = "example.com/v1", widgets("v1")
 	}
 }
 
@@ -293,9 +243,7 @@ func TestGrownMeanwhile(t *testing.T) {
 	})
 	kv := &holding{hooked: hooked{KV: NewEtcd(c), beforePut: func(Fence, Put) error { grow(); return nil }}, sizeFrom: large}
 	options := Options{PieceKeys: 20}.withDefaults()
-	result, err := New(kv).Run(t.Context(), target, options, nil)
-	must(t, err)
-	requireSum(t, result)
+	result := rewritten(t, kv, target, options, nil)
 	if result.Rewritten != objects || result.Changed != objects || result.Failures > 0 {
 		t.Errorf("%+v", result.Progress)
 	}
@@ -366,9 +314,7 @@ func TestStaleEncryptionIsRenewed(t *testing.T) {
 		put(t, c, key, sealed)
 	}
 	before := stored(t, c, policyPrefix)
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
-	requireSum(t, result)
+	result := rewritten(t, NewEtcd(c), target, Options{}, nil)
 	if result.Rewritten != 4 || result.AlreadyCurrent != 1 || result.Failures != 1 || result.Failed[0].Reason != Undecryptable {
 		t.Fatalf("got %+v %v", result.Progress, result.Failed)
 	}
@@ -443,9 +389,7 @@ func TestKeysAway(t *testing.T) {
 		t.Errorf("%v, %+v", err, counted)
 	}
 	left.Store(20)
-	result, err = New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 2, PageKeys: 20, PieceKeys: 5}, nil)
-	must(t, err)
-	requireSum(t, result)
+	result = rewritten(t, NewEtcd(c), target, Options{UnderWay: 2, PageKeys: 20, PieceKeys: 5}, nil)
 	if result.Rewritten != 50 || left.Load() >= 0 {
 		t.Errorf("%+v", result.Progress)
 	}
@@ -469,9 +413,7 @@ func TestTheStorageVersionItself(t *testing.T) {
 		GroupResource: policies, Encoding: "example.com/v2", Prefix: prefix, Codec: widgets("v2"), New: newWidget, Transformer: sealing(t, "new", "old"),
 		FenceKey: fence, FenceRevision: put(t, c, fence, seal(fence, 3)),
 	}
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{PageKeys: 10, PieceKeys: 5}, nil)
-	must(t, err)
-	requireSum(t, result)
+	result := rewritten(t, NewEtcd(c), target, Options{PageKeys: 10, PieceKeys: 5}, nil)
 	if result.Rewritten != 40 {
 		t.Fatalf("got %+v", result.Progress)
 	}

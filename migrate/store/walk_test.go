@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -19,21 +18,6 @@ import (
 	"github.com/concord-dev/concord/migrate/pace"
 	"github.com/concord-dev/concord/workers"
 )
-
-func TestCountEncodings(t *testing.T) {
-	c := startEtcd(t)
-	load(t, c, 700, numbered("/registry/example.com/widgets/default/"), func(i int) []byte { return widget(t, "v1", i) })
-	load(t, c, 50, numbered("/registry/example.com/widgets/other/"), func(i int) []byte { return widget(t, "v2", i) })
-	put(t, c, "/registry/example.com/widgets/sealed", []byte("k8s:enc:aescbc:v1:key1:\x00"))
-	put(t, c, "/registry/example.com/widgets/damaged", []byte{0xff})
-	put(t, c, "/registry/example.com/widgetsets/a", widget(t, "v3", 1))
-	counts, err := CountEncodings(t.Context(), NewEtcd(c), "/registry/example.com/widgets/")
-	must(t, err)
-	want := map[string]int64{"example.com/v1": 700, "example.com/v2": 50, EncodingEncrypted + "aescbc:v1:key1": 1, EncodingUnknown: 1}
-	if !maps.Equal(counts, want) {
-		t.Errorf("got %v, want %v", counts, want)
-	}
-}
 
 // The values left are those in another encoding, or sealed with another key, or not to be opened.
 func TestCountLeft(t *testing.T) {
@@ -243,25 +227,22 @@ func TestRename(t *testing.T) {
 	}
 }
 
-// TestShortcutIsVerified: the value that a shortcut returns is not written unless it says the encoding.
+// TestShortcutIsVerified: the value that a shortcut or a codec returns is written only if its envelope has the target
+// encoding.
 func TestShortcutIsVerified(t *testing.T) {
 	c := startEtcd(t)
 	prefix := widgetPrefix
 	load(t, c, 3, numbered(prefix), func(i int) []byte { return widget(t, "v1", i) })
 	before := stored(t, c, prefix)
 	target := widgetTarget(t, c)
-	for _, wrong := range []string{`{"apiVersion":"example.com/v3","kind":"Widget"}`, "no object"} {
-		target.Shortcut = func([]byte, agree.Encoding) ([]byte, bool) { return []byte(wrong), true }
-		result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
-		must(t, err)
+	for _, wrong := range []string{"", `{"apiVersion":"example.com/v3","kind":"Widget"}`, "no object"} {
+		target.Codec = widgets(map[bool]string{true: "v1", false: "v2"}[wrong == ""])
+		target.Shortcut = func([]byte, agree.Encoding) ([]byte, bool) { return []byte(wrong), wrong != "" }
+		result := rewritten(t, NewEtcd(c), target, Options{}, nil)
 		if result.Failures != 3 || result.Failed[0].Reason != WrongEncoding {
 			t.Fatalf("got %+v", result)
 		}
-		for key, e := range stored(t, c, prefix) {
-			if e.ModRevision != before[key].ModRevision {
-				t.Errorf("%s was written", key)
-			}
-		}
+		requireUntouched(t, c, prefix, before)
 	}
 	target.Shortcut = func(_ []byte, from agree.Encoding) ([]byte, bool) {
 		if from != "example.com/v1" {
@@ -269,8 +250,7 @@ func TestShortcutIsVerified(t *testing.T) {
 		}
 		return nil, false
 	}
-	result, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil)
-	must(t, err)
+	result := rewritten(t, NewEtcd(c), target, Options{}, nil)
 	if result.Rewritten != 3 {
 		t.Errorf("got %+v", result.Progress)
 	}
@@ -286,17 +266,11 @@ func (panicking) Decode([]byte, *schema.GroupVersionKind, machinery.Object) (mac
 
 // TestPanic: a panic fails the rewrite and not the process, and nothing is written.
 func TestPanic(t *testing.T) {
-	c := startEtcd(t)
-	target := policyTarget(t, c)
-	loadOld(t, c, 50)
+	c, target, _ := oldPolicies(t, 50)
 	before := stored(t, c, policyPrefix)
 	target.Codec = panicking{target.Codec}
 	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{UnderWay: 4}, nil); !errors.Is(err, workers.ErrPanicked) {
 		t.Fatalf("the rewrite ends with %v", err)
 	}
-	for key, e := range stored(t, c, policyPrefix) {
-		if e.ModRevision != before[key].ModRevision {
-			t.Errorf("%s was written", key)
-		}
-	}
+	requireUntouched(t, c, policyPrefix, before)
 }
