@@ -28,19 +28,21 @@ func (w *world) step() {
 	w.must(err)
 }
 
+// wholeMigration are all calls of a migration. The CRD and the StorageVersion, which count, are read once more after the
+// last write.
+var wholeMigration = []string{
+	"get StorageVersionMigration", "list LeaseList", "get CustomResourceDefinition", "get StorageVersion",
+	"update StorageVersionMigration", "update status StorageVersionMigration", "rewrite", "get CustomResourceDefinition", "get StorageVersion",
+	"update status StorageVersionMigration",
+}
+
 func TestSuccess(t *testing.T) {
 	w := newMigrating(t)
 	w.lease(agree.ServerID(storageversion.NewUpstreamIdentity()), "") // of no server
 	w.Calls = nil
 	w.step()
-	// The CRD and the StorageVersion, which count, are read once more after the last write.
-	want := []string{
-		"get StorageVersionMigration", "list LeaseList", "get CustomResourceDefinition", "get StorageVersion",
-		"update StorageVersionMigration", "update status StorageVersionMigration", "rewrite", "get CustomResourceDefinition", "get StorageVersion",
-		"update status StorageVersionMigration",
-	}
-	if !slices.Equal(w.Calls, want) {
-		t.Errorf("calls:\n  %s\nwant:\n  %s", strings.Join(w.Calls, "\n  "), strings.Join(want, "\n  "))
+	if !slices.Equal(w.Calls, wholeMigration) {
+		t.Errorf("calls:\n  %s\nwant:\n  %s", strings.Join(w.Calls, "\n  "), strings.Join(wholeMigration, "\n  "))
 	}
 	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 	if got := w.read(); w.claimedBy() != self || got.Status.Progress == nil || got.Status.Progress.Done != 3 {
@@ -136,11 +138,7 @@ func TestUnregistered(t *testing.T) {
 
 func TestClaimRace(t *testing.T) {
 	w := newMigrating(t)
-	w.once("update StorageVersionMigration", 1, func() {
-		m := w.read()
-		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
-		w.must(w.client.Update(context.Background(), m))
-	})
+	w.once("update StorageVersionMigration", 1, func() { w.claimFor(other) })
 	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
 		t.Error("two servers migrate")
 		return Result{}, nil
@@ -174,23 +172,32 @@ func TestServerJoins(t *testing.T) {
 			t.Errorf("%d rewrites", calls)
 		}
 	})
-	t.Run("the rewriter ends", func(t *testing.T) {
-		w := newMigrating(t)
-		var fences []int64
-		w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
-			fences = append(fences, job.FenceRevision)
-			if len(fences) > 1 {
-				return Result{}, nil
+	// The rewriter learns which definition permits the rewrite.
+	for _, definition := range []CRD{{}, {UID: "crd-uid", Generation: 7}} {
+		t.Run(fmt.Sprintf("the rewriter of %+v ends", definition), func(t *testing.T) {
+			w := newWorld(t)
+			if definition.UID != "" {
+				w.crd("v1", definition.Generation)
 			}
-			w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1}, join)
-			return Result{}, fmt.Errorf("a transaction: %w", ErrFenced)
-		}
-		w.step()
-		w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
-		if len(fences) != 2 || fences[1] <= fences[0] {
-			t.Errorf("fences %v", fences)
-		}
-	})
+			w.migration(nil)
+			var fences []int64
+			w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
+				if fences = append(fences, job.FenceRevision); job.CRD != definition {
+					t.Errorf("it is permitted by %+v", job.CRD)
+				}
+				if len(fences) > 1 {
+					return Result{}, nil
+				}
+				w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1}, join)
+				return Result{}, fmt.Errorf("a transaction: %w", ErrFenced)
+			}
+			w.step()
+			w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+			if len(fences) != 2 || fences[1] <= fences[0] {
+				t.Errorf("fences %v", fences)
+			}
+		})
+	}
 }
 
 // TestDoesNotSucceed: whenever the agreement or the definition changes, the migration fails, which counts as aborted.
@@ -330,35 +337,27 @@ func TestShutdown(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
 }
 
-// TestHindered: the error for which a rewrite gets on with nothing is told until it gets on.
-func TestHindered(t *testing.T) {
+// TestHinderedAndProving: the error for which a rewrite gets on with nothing is told until it gets on, and that it is
+// complete and being proven.
+func TestHinderedAndProving(t *testing.T) {
 	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
-		w.clock.Step(w.c.cfg.ProgressPeriod)
-		progress(Progress{Total: 2, Done: 1, Hindered: "the webhook is down"})
-		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying)
-		m := w.read()
-		if c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning); c.Message != "the webhook is down" || m.Status.Progress.Done != 1 {
-			t.Errorf("it tells %q, %+v", c.Message, m.Status.Progress)
+		for _, told := range []struct {
+			Progress
+			reason string
+		}{
+			{Progress{Total: 2, Done: 1, Hindered: "the webhook is down"}, migrationv1alpha1.ReasonRetrying},
+			{Progress{Total: 2, Done: 1}, migrationv1alpha1.ReasonRewriting},
+			{Progress{Total: 2, Done: 2, Proving: true}, migrationv1alpha1.ReasonProving},
+		} {
+			w.clock.Step(w.c.cfg.ProgressPeriod)
+			progress(told.Progress)
+			w.expectTrue(migrationv1alpha1.MigrationRunning, told.reason)
+			m := w.read()
+			if c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning); told.Hindered != "" && c.Message != told.Hindered || m.Status.Progress.Done != told.Done {
+				t.Errorf("it tells %q, %+v", c.Message, m.Status.Progress)
+			}
 		}
-		w.clock.Step(w.c.cfg.ProgressPeriod)
-		progress(Progress{Total: 2, Done: 2})
-		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
-		return Result{Progress: Progress{Total: 2, Done: 2}}, nil
-	}
-	w.step()
-}
-
-// TestProving: that a rewrite is complete and being proven is told as the reason why the migration is running.
-func TestProving(t *testing.T) {
-	w := newMigrating(t)
-	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
-		w.clock.Step(w.c.cfg.ProgressPeriod)
-		progress(Progress{Total: 2, Done: 1})
-		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
-		w.clock.Step(w.c.cfg.ProgressPeriod)
-		progress(Progress{Total: 2, Done: 2, Proving: true})
-		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonProving)
 		return Result{Progress: Progress{Total: 2, Done: 2}}, nil
 	}
 	w.step()

@@ -74,16 +74,8 @@ func TestRunsAtOnce(t *testing.T) {
 	w.uncall()
 	w.migration(nil)
 	eventually(t, func() bool { return w.calledUntil(status, 2) != nil })
-	want := []string{
-		"get StorageVersionMigration", "list LeaseList", "get CustomResourceDefinition", "get StorageVersion",
-		"update StorageVersionMigration", status,
-	}
-	if got := w.calledUntil(status, 1); !slices.Equal(got, want) {
-		t.Errorf("calls %q, want %q", got, want)
-	}
-	want = append(want, "rewrite", "get CustomResourceDefinition", "get StorageVersion", status)
-	if got := w.calledUntil(status, 2); !slices.Equal(got, want) {
-		t.Errorf("calls %q, want %q", got, want)
+	if got := w.calledUntil(status, 2); !slices.Equal(got, wholeMigration) {
+		t.Errorf("calls %q, want %q", got, wholeMigration)
 	}
 }
 
@@ -188,35 +180,6 @@ func TestWorthALook(t *testing.T) {
 		if got := worthALook(test.was, test.is, self); got != test.want {
 			t.Errorf("%s: %t", name, got)
 		}
-	}
-}
-
-// TestJobNamesTheCRD: the rewriter learns which definition permits the rewrite.
-func TestJobNamesTheCRD(t *testing.T) {
-	for name, test := range map[string]struct {
-		arrange func(w *world)
-		want    CRD
-	}{
-		"custom resource":   {func(w *world) { w.crd("v1", 7) }, CRD{UID: "crd-uid", Generation: 7}},
-		"built-in resource": {func(*world) {}, CRD{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			test.arrange(w)
-			w.migration(nil)
-			var jobs []CRD
-			w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
-				if jobs = append(jobs, job.CRD); len(jobs) == 1 {
-					w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1}, agree.Report{Server: "apiserver-third", Encoding: v1})
-					return Result{}, ErrFenced
-				}
-				return Result{}, nil
-			}
-			w.step()
-			if !slices.Equal(jobs, []CRD{test.want, test.want}) {
-				t.Errorf("jobs for %+v, want %+v, and again after the fence has moved", jobs, test.want)
-			}
-		})
 	}
 }
 

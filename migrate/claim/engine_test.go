@@ -112,9 +112,7 @@ func TestAPIEngine(t *testing.T) {
 func TestEnginesDoNotShareTokens(t *testing.T) {
 	w := newMigrating(t)
 	crashHalfway(w)
-	m := w.read()
-	m.Spec.Engine = migrationv1alpha1.EngineAPI
-	w.must(w.client.Update(context.Background(), m))
+	w.edit(func(m *migrationv1alpha1.StorageVersionMigration) { m.Spec.Engine = migrationv1alpha1.EngineAPI })
 	w.api = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
 		if job.Resume != "" {
 			t.Errorf("it goes on at %q", job.Resume)

@@ -6,13 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -133,9 +131,7 @@ func TestResumesBehindTheCount(t *testing.T) {
 func TestLogsOfAllServers(t *testing.T) {
 	w := newMigrating(t)
 	crashHalfway(w)
-	m := w.read()
-	m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = "a server that is gone"
-	w.must(w.client.Update(context.Background(), m))
+	w.claimFor("a server that is gone")
 	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
 		return Result{Progress: Progress{Total: 10, Done: 7, Failed: 3}, Failures: []Failure{{Namespace: "ns", Name: "late", Message: "broken"}}}, nil
 	}
@@ -225,14 +221,14 @@ func TestVoidTokens(t *testing.T) {
 		"another epoch": func(w *world) {
 			w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
 			sv := w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})
-			m := w.read()
-			m.Annotations[migrationv1alpha1.EpochAnnotation] = sv.Annotations["concord.dev/epoch"]
-			w.must(w.client.Update(context.Background(), m))
+			w.edit(func(m *migrationv1alpha1.StorageVersionMigration) {
+				m.Annotations[migrationv1alpha1.EpochAnnotation] = sv.Annotations["concord.dev/epoch"]
+			})
 		},
 		"another StorageVersion": func(w *world) {
-			m := w.read()
-			migrationv1alpha1.SetTarget(m, evolve.Target{Ref: evolve.Ref{UID: "new-uid", Epoch: 1}, Encoding: v1})
-			w.must(w.client.Update(context.Background(), m))
+			w.edit(func(m *migrationv1alpha1.StorageVersionMigration) {
+				migrationv1alpha1.SetTarget(m, evolve.Target{Ref: evolve.Ref{UID: "new-uid", Epoch: 1}, Encoding: v1})
+			})
 			sv := w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})
 			w.must(w.client.Delete(context.Background(), sv))
 			sv.UID, sv.ResourceVersion = "new-uid", ""
@@ -295,10 +291,7 @@ func TestInterruptedRewritesGoOn(t *testing.T) {
 
 func setPaused(w *world, paused bool) *migrationv1alpha1.StorageVersionMigration {
 	w.t.Helper()
-	m := w.read()
-	m.Spec.Paused = paused
-	w.must(w.client.Update(context.Background(), m))
-	return m
+	return w.edit(func(m *migrationv1alpha1.StorageVersionMigration) { m.Spec.Paused = paused })
 }
 
 // TestPause: a migration that is paused rests, unclaimed, and goes on where it was.
@@ -399,9 +392,9 @@ func TestSpeedChanges(t *testing.T) {
 						return Result{Progress: Progress{Total: 10, Done: 10}}, nil
 					}
 					progress(half)
-					m := w.read()
-					m.Spec.MaxObjectsPerSecond, m.Spec.MaxAddedLatency = ptr.To[int64](7), &metav1.Duration{}
-					w.must(w.client.Update(context.Background(), m))
+					m := w.edit(func(m *migrationv1alpha1.StorageVersionMigration) {
+						m.Spec.MaxObjectsPerSecond, m.Spec.MaxAddedLatency = ptr.To[int64](7), &metav1.Duration{}
+					})
 					if watch {
 						w.c.ObserveMigration(m, false)
 					}
@@ -440,31 +433,22 @@ func TestRunPausesAndGoesOn(t *testing.T) {
 		running <- job.Resume
 		return untilInterrupted(ctx)
 	}
-	ctx := t.Context() // ends before the cleanup
-	var loop sync.WaitGroup
-	loop.Go(func() { w.c.Run(ctx) })
-	t.Cleanup(loop.Wait)
+	runs(t, w)
 	reason := func(want string) {
 		t.Helper()
-		err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		eventually(t, func() bool {
 			m := w.read()
 			c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
-			return c != nil && c.Reason == want && (m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "") == m.Spec.Paused, nil
+			return c != nil && c.Reason == want && (m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "") == m.Spec.Paused
 		})
-		if err != nil {
-			t.Fatalf("never %s: %+v", want, w.read())
-		}
 	}
 	change := func(paused bool) {
 		t.Helper()
-		err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		eventually(t, func() bool {
 			m := w.read()
 			m.Spec.Paused = paused
-			return w.client.Update(ctx, m) == nil, nil
+			return w.client.Update(t.Context(), m) == nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
 	}
 	if at := <-running; at != "" {
 		t.Errorf("began at %q", at)
@@ -476,17 +460,12 @@ func TestRunPausesAndGoesOn(t *testing.T) {
 		t.Errorf("went on at %q", at)
 	}
 	reason(migrationv1alpha1.ReasonRewriting)
-	if err := w.client.Delete(ctx, w.read()); client.IgnoreNotFound(err) != nil {
-		t.Fatal(err)
-	}
-	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+	w.must(client.IgnoreNotFound(w.client.Delete(t.Context(), w.read())))
+	eventually(t, func() bool {
 		w.c.mu.Lock()
 		defer w.c.mu.Unlock()
-		return len(w.c.running) == 0, nil
+		return len(w.c.running) == 0
 	})
-	if err != nil {
-		t.Error("a deleted migration runs on")
-	}
 }
 
 // TestEvents: the events of a migration are told once each: its start, a pause, that it goes on,
@@ -502,9 +481,7 @@ func TestEvents(t *testing.T) {
 	change := func(change func(*migrationv1alpha1.StorageVersionMigration)) {
 		t.Helper()
 		w.clock.Step(time.Second)
-		m := w.read()
-		change(m)
-		w.must(w.client.Update(context.Background(), m))
+		w.edit(change)
 	}
 	crashHalfway(w)
 	change(func(m *migrationv1alpha1.StorageVersionMigration) { m.Spec.Paused = true })

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -96,9 +96,7 @@ func TestTaken(t *testing.T) {
 	t.Run("claimed by another", func(t *testing.T) {
 		w := newMigrating(t)
 		w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) {
-			m := w.read()
-			m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
-			w.must(w.client.Update(context.Background(), m))
+			w.claimFor(other)
 			return Result{}, nil
 		}
 		w.step()
@@ -201,9 +199,7 @@ func TestPauseWhileTheRewriterWaits(t *testing.T) {
 func TestProgressConflict(t *testing.T) {
 	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
-		m := w.read()
-		m.Labels = map[string]string{"mine": "yes"}
-		w.must(w.client.Update(context.Background(), m))
+		w.edit(func(m *migrationv1alpha1.StorageVersionMigration) { m.Labels = map[string]string{"mine": "yes"} })
 		w.clock.Step(time.Minute)
 		progress(Progress{Total: 2, Done: 1})
 		return Result{Progress: Progress{Total: 2, Done: 2}}, nil
@@ -215,7 +211,7 @@ func TestProgressConflict(t *testing.T) {
 	}
 }
 
-// TestForbiddenProgress: that the right to write the status is missing is logged once, since no condition can tell it.
+// TestForbiddenProgress: a missing right to write the status is logged once: no condition can tell of it.
 func TestForbiddenProgress(t *testing.T) {
 	w := newMigrating(t)
 	set := func(err error) {
@@ -246,22 +242,13 @@ func TestRun(t *testing.T) {
 	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
 		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
 	})
-	ctx := t.Context() // ends before the cleanup
-	var running sync.WaitGroup
-	running.Go(func() { w.c.Run(ctx) })
-	t.Cleanup(running.Wait)
-	lease := leaseObject(t, w, other)
-	if err := w.client.Delete(ctx, lease); err != nil && !apierrors.IsNotFound(err) {
-		t.Fatal(err)
-	}
-	err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+	runs(t, w)
+	w.must(client.IgnoreNotFound(w.client.Delete(t.Context(), leaseObject(t, w, other))))
+	eventually(t, func() bool {
 		w.clock.Step(time.Second) // only the poll finds that the Lease is gone
-		m, err := w.c.get(ctx, "m")
-		return err == nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil, nil
+		m, err := w.c.get(t.Context(), "m")
+		return err == nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil
 	})
-	if err != nil {
-		t.Fatal("not done in time")
-	}
 }
 
 // TestSpare: migrations in which nothing gets on, as many as are done at a time, hold up no other.

@@ -207,6 +207,23 @@ func (w *world) read() *migrationv1alpha1.StorageVersionMigration {
 	return m
 }
 
+// edit changes the migration as a user, or another server, does, and returns it.
+func (w *world) edit(change func(*migrationv1alpha1.StorageVersionMigration)) *migrationv1alpha1.StorageVersionMigration {
+	w.t.Helper()
+	m := w.read()
+	change(m)
+	w.must(w.client.Update(context.Background(), m))
+	return m
+}
+
+// claimFor has a server claim the migration.
+func (w *world) claimFor(id agree.ServerID) {
+	w.t.Helper()
+	w.edit(func(m *migrationv1alpha1.StorageVersionMigration) {
+		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(id)
+	})
+}
+
 func (w *world) events() (reasons []string) {
 	w.t.Helper()
 	var list corev1.EventList
