@@ -12,8 +12,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// life is a resource over the years: what is kept in the cluster, and controllers that look
-// at it and forget everything when they are restarted.
+// life is a resource over the years: its objects in the cluster, and controllers that look at them and forget
+// everything when they are restarted.
 type life struct {
 	t     *testing.T
 	now   time.Time
@@ -44,10 +44,7 @@ func (l *life) look() {
 		l.now = l.now.Add(settle / 2)
 		r := round(l.now.Sub(start), map[string]Answer{"a": shows(l.gr, l.shown)})
 		if l.stored != nil {
-			r = defined(r, l.shown)
-			d := r.Defined[l.gr]
-			d.Stored, d.Revision = l.stored, RevisionOf("u", l.generation)
-			r.Defined[l.gr] = d
+			r = defined(r, l.shown, func(d *Definition) { d.Stored, d.Revision = l.stored, RevisionOf("u", l.generation) })
 		}
 		l.memory.Observe(r)
 		seen, _ := l.memory.Of(l.gr)

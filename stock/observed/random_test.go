@@ -28,7 +28,8 @@ const (
 
 // history is a random history of one custom resource: its definition is flipped, also between two rounds and while
 // the controllers are away, who are restarted, crash between two writes and cannot ask for a while, in which a
-// kube-apiserver may be paused in a write, and another one loses its Lease and serves on with a watch that has ended. Beside what the controllers know it keeps what is truly stored.
+// kube-apiserver may be paused in a write, and another one loses its Lease and serves on with a watch that has ended.
+// It keeps the versions that are truly stored beside those that the controllers know of.
 type history struct {
 	rnd    *rand.Rand
 	tamper tamper
@@ -194,18 +195,14 @@ func (h *history) end() {
 }
 
 func (h *history) observe() *evolve.StorageVersion {
-	r := defined(round(h.now.Sub(start), h.asked()), string(h.current))
-	d := r.Defined[widgets]
-	d.Stored, d.Revision = slices.Clone(h.stored), RevisionOf("u", h.generation)
-	for _, v := range randomVersions {
-		gv, _ := schema.ParseGroupVersion(string(v))
-		d.Versions = append(d.Versions, gv)
-	}
-	if !h.tamper.deaf {
-		d.Said = h.said
-	}
-	r.Defined[widgets], h.said = d, nil
-	h.memory.Observe(r)
+	h.memory.Observe(defined(round(h.now.Sub(start), h.asked()), string(h.current), func(d *Definition) {
+		d.Stored, d.Revision = slices.Clone(h.stored), RevisionOf("u", h.generation)
+		d.Versions = append(d.Versions, schema.GroupVersion{Group: "example.com", Version: "v3"})
+		if !h.tamper.deaf {
+			d.Said = h.said
+		}
+	}))
+	h.said = nil
 	seen, _ := h.memory.Of(widgets)
 	return &evolve.StorageVersion{UID: seen.UID, History: seen.History, Reports: seen.Reports, Common: seen.Common, Silent: seen.Why, Definition: string(seen.Definition), Custom: true}
 }

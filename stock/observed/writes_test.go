@@ -34,7 +34,8 @@ func TestOwnWrites(t *testing.T) {
 	}
 }
 
-// TestTooManyOwnWrites: what cannot be remembered counts as somebody else's, which is examined.
+// TestTooManyOwnWrites: an own write that is one too many to be remembered counts as somebody else's, and is
+// examined.
 func TestTooManyOwnWrites(t *testing.T) {
 	w := NewOwnWrites("")
 	w.n = maxOwnWrites - 1
