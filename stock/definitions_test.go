@@ -27,6 +27,14 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
+// definedIn is a cluster that knows definitions.
+func definedIn(t *testing.T) *fake.ClientBuilder {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	must(t, apiextensionsv1.AddToScheme(scheme))
+	return fake.NewClientBuilder().WithScheme(scheme)
+}
+
 // widgetDefinition has v1 and v2, and stores one of them.
 func widgetDefinition(uid types.UID, generation int64, storage string, storedVersions ...string) *apiextensionsv1.CustomResourceDefinition {
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com", UID: uid, Generation: generation}}
@@ -92,9 +100,7 @@ func storing(version string, served, established bool) *apiextensionsv1.CustomRe
 // was stored meanwhile is missed.
 func TestDefinitionsListedAnew(t *testing.T) {
 	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
-	scheme := runtime.NewScheme()
-	must(t, apiextensionsv1.AddToScheme(scheme))
-	c := interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).WithObjects(widgetDefinition("a", 1, "v1", "v1")).Build(), interceptor.Funcs{
+	c := interceptor.NewClient(definedIn(t).WithObjects(widgetDefinition("a", 1, "v1", "v1")).Build(), interceptor.Funcs{
 		Watch: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) (watch.Interface, error) {
 			return nil, apierrors.NewResourceExpired("too old resource version")
 		},
@@ -132,10 +138,8 @@ func TestDefinitionsListedAnew(t *testing.T) {
 // TestDefinitionsInPages: no more definitions have their schemas in memory than one page has, also while all are listed.
 func TestDefinitionsInPages(t *testing.T) {
 	const all = 25
-	scheme := runtime.NewScheme()
-	must(t, apiextensionsv1.AddToScheme(scheme))
 	var listed []*apiextensionsv1.CustomResourceDefinition
-	c := interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).Build(), interceptor.Funcs{
+	c := interceptor.NewClient(definedIn(t).Build(), interceptor.Funcs{
 		List: func(_ context.Context, _ client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
 			var o client.ListOptions
 			o.ApplyOptions(options)
@@ -175,10 +179,8 @@ func TestDefinitionsInPages(t *testing.T) {
 // TestDefinitionChanges: nobody is told of changes by which nobody goes. Each change that is told has all
 // kube-apiservers asked about everything.
 func TestDefinitionChanges(t *testing.T) {
-	scheme := runtime.NewScheme()
-	must(t, apiextensionsv1.AddToScheme(scheme))
 	watching := make(chan struct{})
-	c := interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).WithObjects(widgetDefinition("a", 1, "v1", "v1")).Build(), interceptor.Funcs{
+	c := interceptor.NewClient(definedIn(t).WithObjects(widgetDefinition("a", 1, "v1", "v1")).Build(), interceptor.Funcs{
 		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) (watch.Interface, error) {
 			defer close(watching) // the fake tells no changes from before
 			return c.Watch(ctx, list, options...)
@@ -258,9 +260,7 @@ func must(t *testing.T, err error) {
 // TestDefinitionRead: a definition that the trigger reads, before it prunes, counts in the next
 // observation, also if the watch has not told of it yet, and tells of it later.
 func TestDefinitionRead(t *testing.T) {
-	scheme := runtime.NewScheme()
-	must(t, apiextensionsv1.AddToScheme(scheme))
-	c := fake.NewClientBuilder().WithScheme(scheme).WithObjects(widgetDefinition("a", 3, "v1", "v1", "v2")).Build()
+	c := definedIn(t).WithObjects(widgetDefinition("a", 3, "v1", "v1", "v2")).Build()
 	o := &observer{definitions: newDefinitions()}
 	before := widgetDefinition("a", 1, "v1", "v1")
 	before.ResourceVersion = "1"
@@ -277,8 +277,8 @@ func TestDefinitionRead(t *testing.T) {
 	}
 }
 
-// TestDefinitionGoneMeanwhile: a definition that is deleted, or made anew, while replicas are asked is
-// not mixed up with the one of before; what is read of it late does not bring it back.
+// TestDefinitionGoneMeanwhile: a definition that is deleted, or made anew, while replicas are asked is not mixed up
+// with the earlier one; an old state of it that is read late does not bring it back.
 func TestDefinitionGoneMeanwhile(t *testing.T) {
 	revised := func(revision string, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 		crd.ResourceVersion = revision

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -37,13 +36,8 @@ func newFieldsWorld(t *testing.T, objects int) *fieldsWorld {
 	for _, o := range w.objects {
 		o.fields = []metav1.ManagedFieldsEntry{{Manager: "new", APIVersion: "example.com/v2"}, {Manager: "old", APIVersion: "example.com/v1"}}
 	}
-	crd := &apiextensionsv1.CustomResourceDefinition{
-		ObjectMeta: metav1.ObjectMeta{Name: widgets.String(), UID: "uid"},
-		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: widgets.Group, Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: widgets.Resource},
-			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1"}, {Name: "v2", Served: true, Storage: true}},
-		},
-	}
+	crd := widgetDefinition("uid", 0, "v2")
+	crd.Spec.Versions[0].Served = false
 	definitions := newDefinitions()
 	definitions.take(crd)
 	scheme := runtime.NewScheme()

@@ -193,7 +193,8 @@ func annotated(crd *apiextensionsv1.CustomResourceDefinition, annotation, value 
 	return crd
 }
 
-// The StorageVersion tells of what was found as of a version that all have stored since.
+// A version that was found in stored objects stands in the StorageVersion as reported, and as followed by the one
+// that all store.
 func TestFound(t *testing.T) {
 	o := newTestObserver(t, widgetDefinition("a", 2, "v2", "v1", "v2"))
 	o.observing(widgets, "Widget", "example.com/v2", 0)

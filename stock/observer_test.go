@@ -64,8 +64,8 @@ func (o *observer) observing(gr schema.GroupResource, kind, gv string, age time.
 	o.observe(r)
 }
 
-// TestTold: what is told of a resource has its history as it is now, whether or not it is a custom
-// resource, whose definition is remembered.
+// TestTold: the StorageVersion that controllers get of a resource has its history as it is now. Of a custom resource
+// it also names the definition.
 func TestTold(t *testing.T) {
 	o := newTestObserver(t, widgetDefinition("a", 1, "v1", "v1"))
 	for i, gv := range []string{"example.com/v1", "example.com/v2"} {
@@ -211,7 +211,8 @@ func TestSilentReplica(t *testing.T) {
 }
 
 // TestSharedRounds: looks that wait while kube-apiservers are asked have them asked once more, all of them together:
-// the answers that come now may be older than what they look for. Those whose callers give up do not fail the others.
+// answers of the round under way may be older than the change that a look is for. A caller that gives up does not
+// fail the others.
 func TestSharedRounds(t *testing.T) {
 	const looks = 20
 	for name, givenUp := range map[string]int{"all wait": 0, "all but one give up": looks - 1} {

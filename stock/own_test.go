@@ -114,7 +114,8 @@ func TestOwnFlipped(t *testing.T) {
 	}
 }
 
-// TestOwnAbsent: that there is no such definition is told, and nothing is asked for it; it may come.
+// TestOwnAbsent: a definition that does not exist is reported as such, and no kube-apiserver is asked about it. It
+// may be created later.
 func TestOwnAbsent(t *testing.T) {
 	w := newOwnWorld(t)
 	if s := w.step(); s.Done || s.Again != 0 || s.Why != "there is no CustomResourceDefinition of this name" || len(w.unfinished) > 0 {
@@ -178,8 +179,8 @@ func TestOwnWatches(t *testing.T) {
 	}
 }
 
-// TestOwnGap: what was about to settle when kube-apiservers could not be asked any more settles anew; while a step
-// is long, or pauses, they are asked.
+// TestOwnGap: a version that was settling when kube-apiservers could not be asked any more settles anew. They are
+// also asked while a step takes long, or pauses.
 func TestOwnGap(t *testing.T) {
 	for name, down := range map[string]bool{"nobody is asked": true, "all are asked": false} {
 		t.Run(name, func(t *testing.T) {
@@ -305,8 +306,8 @@ func TestOwnSlowAnswer(t *testing.T) {
 	}
 }
 
-// TestOwnFails: a step that fails, as a migration does in which an object cannot be written, is to be made
-// again after growing pauses, and says why. Only a change of what it goes by ends the pause.
+// TestOwnFails: a step that fails, such as a migration in which an object cannot be written, says why and is made
+// again after growing pauses. Only a change that the step depends on ends the pause.
 func TestOwnFails(t *testing.T) {
 	w := newOwnWorld(t)
 	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))

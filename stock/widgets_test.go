@@ -39,8 +39,8 @@ type widget struct {
 	fields   []metav1.ManagedFieldsEntry
 }
 
-// widgetServers are kube-apiservers that serve widgets over HTTP, each of which writes a version
-// of its own. Pages show what is stored when they are asked for.
+// widgetServers are kube-apiservers that serve widgets over HTTP, each of which writes a version of its own. A page
+// shows the objects that are stored when it is requested.
 type widgetServers struct {
 	t        *testing.T
 	replicas []observed.Replica
