@@ -44,9 +44,24 @@ func sizes(t *testing.T, s storage.Interface) map[string]string {
 		if item.GroupVersionKind().GroupVersion() != widgetsV2 {
 			t.Errorf("%s is of %s", item.GetName(), item.GetAPIVersion())
 		}
-		found[item.GetName()], _, _ = unstructured.NestedString(item.Object, "spec", "size")
+		found[item.GetName()] = sizeOf(&item)
 	}
 	return found
+}
+
+// next is what a watch of widgets sees next, and the widget's size.
+func next(t *testing.T, w watch.Interface) (watch.EventType, string) {
+	t.Helper()
+	event := <-w.ResultChan()
+	object := event.Object
+	if cached, ok := object.(runtime.CacheableObject); ok {
+		object = cached.GetObject()
+	}
+	u, ok := object.(*unstructured.Unstructured)
+	if !ok {
+		t.Fatalf("saw %s %+v", event.Type, object)
+	}
+	return event.Type, sizeOf(u)
 }
 
 // A change of the storage version alone keeps the watch cache, and the watches of it; writes
@@ -60,19 +75,7 @@ func TestCacheIsHandedOn(t *testing.T) {
 	watcher, err := before.Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{ResourceVersion: "0", Predicate: storage.Everything, Recursive: true})
 	must(t, err)
 	defer watcher.Stop()
-	seen := func() (watch.EventType, string) {
-		event := <-watcher.ResultChan()
-		object := event.Object
-		if cached, ok := object.(runtime.CacheableObject); ok {
-			object = cached.GetObject()
-		}
-		u, ok := object.(*unstructured.Unstructured)
-		if !ok {
-			t.Fatalf("saw %s %+v", event.Type, object)
-		}
-		size, _, _ := unstructured.NestedString(u.Object, "spec", "size")
-		return event.Type, size
-	}
+	seen := func() (watch.EventType, string) { return next(t, watcher) }
 	if what, size := seen(); what != watch.Added || size != "1" {
 		t.Errorf("saw %s of size %s", what, size)
 	}
@@ -253,8 +256,7 @@ func (w *world) storedAs(name string) (apiVersion, size string) {
 	}
 	u := &unstructured.Unstructured{}
 	must(w, u.UnmarshalJSON(resp.Kvs[0].Value))
-	size, _, _ = unstructured.NestedString(u.Object, "spec", "size")
-	return u.GetAPIVersion(), size
+	return u.GetAPIVersion(), sizeOf(u)
 }
 
 // A cache of a custom resource's version exists, and decodes the objects written, from the
@@ -266,14 +268,10 @@ func TestCachesOfCustomResourcesAreBuiltWhenUsed(t *testing.T) {
 	v2, destroyV2 := w.widgetStore(widgetsV2, widgetsV2, true)
 
 	key := "/example.com/widgets/w"
-	must := func(err error) {
-		t.Helper()
-		must(t, err)
-	}
-	must(v1.Create(t.Context(), key, widget(widgetsV1, "w", "1"), nil, 0))
+	must(t, v1.Create(t.Context(), key, widget(widgetsV1, "w", "1"), nil, 0))
 	got := emptyWidget(widgetsV1)
-	must(v1.Get(t.Context(), key, storage.GetOptions{}, got))
-	if size, _, _ := unstructured.NestedString(got.Object, "spec", "size"); size != "1" {
+	must(t, v1.Get(t.Context(), key, storage.GetOptions{}, got))
+	if sizeOf(got) != "1" {
 		t.Errorf("read %v", got.Object)
 	}
 	if n := streams.open.Load(); n != 0 {
@@ -282,21 +280,14 @@ func TestCachesOfCustomResourcesAreBuiltWhenUsed(t *testing.T) {
 
 	// The first watch waits for its cache, and sees all that comes after.
 	watcher, err := v1.Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{ResourceVersion: got.GetResourceVersion(), Predicate: storage.Everything, Recursive: true})
-	must(err)
+	must(t, err)
 	defer watcher.Stop()
-	must(v2.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV2), false, nil, setSize("3"), nil))
-	event := <-watcher.ResultChan()
-	seen := event.Object
-	if cached, ok := seen.(runtime.CacheableObject); ok {
-		seen = cached.GetObject()
-	}
-	if u, ok := seen.(*unstructured.Unstructured); !ok {
-		t.Fatalf("saw %s %+v", event.Type, seen)
-	} else if size, _, _ := unstructured.NestedString(u.Object, "spec", "size"); size != "3" {
-		t.Errorf("saw %v", event)
+	must(t, v2.GuaranteedUpdate(t.Context(), key, emptyWidget(widgetsV2), false, nil, setSize("3"), nil))
+	if what, size := next(t, watcher); size != "3" {
+		t.Errorf("saw %s of size %s", what, size)
 	}
 	eventually(t, "a cache for each version that is used", func() bool { return streams.open.Load() == 2 })
-	must(v1.Delete(t.Context(), key, emptyWidget(widgetsV1), nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}))
+	must(t, v1.Delete(t.Context(), key, emptyWidget(widgetsV1), nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{}))
 
 	destroyV1()
 	destroyV2()

@@ -71,8 +71,7 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// permits is an honest Permits for one server: it believes what it is told and what
-// transactions find.
+// permits is an honest Permits for one server: it believes the grants and the reports that transactions find.
 type permits struct {
 	mu    sync.Mutex
 	open  map[schema.GroupResource]permit

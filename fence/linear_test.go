@@ -60,8 +60,8 @@ type server struct {
 	cached bool
 }
 
-// flip moves the resource to another storage version, as a server does: its report closes the
-// old stores, and what is built next writes the new version.
+// flip moves the resource to another storage version, as a server does: its report closes the old stores, and stores
+// built after it write the new version.
 func (l *linearWorld) flip(stored schema.GroupVersion, others ...agree.Report) {
 	enc := agree.Encoding(stored.String())
 	revision := l.report(widgets, append(others, by(self, enc))...)
