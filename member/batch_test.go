@@ -27,12 +27,7 @@ func (w *world) addCRDs(n int) []*apiextensionsv1.CustomResourceDefinition {
 	w.Quietly(func() {
 		for i := range crds {
 			crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("r%d.example.com", i)}}
-			crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
-				Group:    "example.com",
-				Names:    apiextensionsv1.CustomResourceDefinitionNames{Plural: fmt.Sprintf("r%d", i)},
-				Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true}},
-			}
-			crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.NamesAccepted, Status: apiextensionsv1.ConditionTrue}}
+			crd.Spec, crd.Status = accepted(fmt.Sprintf("r%d", i), "v1", "v1")
 			must(w.t, w.client.Create(w.t.Context(), crd))
 			crds[i] = crd
 		}

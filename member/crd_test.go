@@ -109,48 +109,6 @@ func TestCRDOrder(t *testing.T) {
 	}
 }
 
-// TestCRDChangedAfterReport: "else report again".
-func TestCRDChangedAfterReport(t *testing.T) {
-	for _, tc := range []struct {
-		name   string
-		change func(w *world, crd *apiextensionsv1.CustomResourceDefinition)
-		enc    agree.Encoding // "": no report
-	}{
-		{"another storage version", func(w *world, _ *apiextensionsv1.CustomResourceDefinition) { w.setCRD("v1") }, v1},
-		{"another uid", func(w *world, crd *apiextensionsv1.CustomResourceDefinition) { w.deleteCRD(crd); w.setCRD("v2") }, v2},
-		{"deleted", func(w *world, crd *apiextensionsv1.CustomResourceDefinition) { w.deleteCRD(crd) }, ""},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			w := newWorld(t, nil)
-			w.register()
-			crd := w.setCRD("v2")
-			w.m.ObserveCRD(crd)
-			first := true
-			w.After = func(call string) error {
-				if call == "create StorageVersion example.com.widgets" && first {
-					first = false
-					tc.change(w, crd) // and no event comes
-				}
-				return nil
-			}
-			if _, err := w.m.Step(t.Context()); !errors.Is(err, errStale) {
-				t.Errorf("Step: %v", err)
-			}
-			for _, enc := range []agree.Encoding{v1, v2} {
-				if _, err := w.m.Revision(t.Context(), widgets, enc); err == nil {
-					t.Errorf("open in %s although the CRD has changed", enc)
-				}
-			}
-			w.settle()
-			if tc.enc != "" {
-				w.expectOpen(widgets, tc.enc)
-			} else if reports, _ := w.reports(widgets); len(reports) != 0 {
-				t.Errorf("reports %v of a resource that is gone", reports)
-			}
-		})
-	}
-}
-
 // TestCRDChangedBeforeReport: an encoding that is known to be outdated is not reported any more.
 func TestCRDChangedBeforeReport(t *testing.T) {
 	w := newWorld(t, nil)

@@ -206,21 +206,23 @@ func (w *world) deleteLease(id agree.ServerID) {
 	})
 }
 
+// accepted has these versions, stores one of them, and its names are accepted.
+func accepted(plural, storage string, versions ...string) (spec apiextensionsv1.CustomResourceDefinitionSpec, status apiextensionsv1.CustomResourceDefinitionStatus) {
+	spec.Group, spec.Names.Plural = "example.com", plural
+	for _, v := range versions {
+		spec.Versions = append(spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{Name: v, Served: true, Storage: v == storage})
+	}
+	status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.NamesAccepted, Status: apiextensionsv1.ConditionTrue}}
+	return spec, status
+}
+
 // setCRD stores the CRD of widgets with versions v1 and v2 and returns it as an informer would see it.
 func (w *world) setCRD(storage string) *apiextensionsv1.CustomResourceDefinition {
 	w.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	w.Quietly(func() {
 		err := w.client.Get(w.t.Context(), client.ObjectKey{Name: "widgets.example.com"}, crd)
-		crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: "example.com",
-			Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets"},
-			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{
-				{Name: "v1", Served: true, Storage: storage == "v1"},
-				{Name: "v2", Served: true, Storage: storage == "v2"},
-			},
-		}
-		crd.Status.Conditions = []apiextensionsv1.CustomResourceDefinitionCondition{{Type: apiextensionsv1.NamesAccepted, Status: apiextensionsv1.ConditionTrue}}
+		crd.Spec, crd.Status = accepted("widgets", storage, "v1", "v2")
 		if err != nil {
 			crd.Name = "widgets.example.com"
 			err = w.client.Create(w.t.Context(), crd)

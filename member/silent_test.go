@@ -246,9 +246,8 @@ func TestStockServer(t *testing.T) {
 	}
 }
 
-// TestSilentTellsTimeByItself: what is compared with the Lease's duration has a monotonic reading,
-// which what is written on the Lease has lost: a clock that is set back while the process is stopped
-// would hide that the Lease has run out.
+// TestSilentTellsTimeByItself: the time that is compared with the Lease's duration has a monotonic reading. The time
+// on the Lease has none: a clock that is set back while the process is stopped would hide that the Lease has run out.
 func TestSilentTellsTimeByItself(t *testing.T) {
 	w := newWorld(t, nil, silent(func(context.Context) error { return nil }))
 	w.m.cfg.Clock = clock.RealClock{}
