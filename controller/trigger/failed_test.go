@@ -52,8 +52,8 @@ func TestFailedByAnotherClock(t *testing.T) {
 	}
 }
 
-// TestFailedAndMended: who mends a conversion webhook by its definition does not wait for the rest of a long pause. A migration
-// that failed since the definition changed under it is followed by no long one either.
+// TestFailedAndMended: a change of the definition, which may mend its conversion webhook, ends a long pause. After a
+// migration that failed because its definition changed there is no long pause either.
 func TestFailedAndMended(t *testing.T) {
 	for name, test := range map[string]struct {
 		reason string

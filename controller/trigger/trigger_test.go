@@ -98,46 +98,6 @@ func TestOrder(t *testing.T) {
 		"list LeaseList", "create StorageVersionMigration")
 }
 
-// TestConflict: an encoding that another writer put into the state between the reading and
-// the writing is not lost.
-func TestConflict(t *testing.T) {
-	w, c := newMigrating(t)
-	w.report(v2)
-	w.Once("get StorageVersion", func() {
-		w.Quietly(func() {
-			state := w.state()
-			state.Status.PersistedEncodings = append(state.Status.PersistedEncodings, "batch.example.com/v3")
-			state.Status.PersistedStorageVersionHashes = append(state.Status.PersistedStorageVersionHashes, hash("batch.example.com/v3"))
-			w.must(w.client.Status().Update(context.Background(), state))
-		})
-	})
-	if _, err := c.Step(context.Background(), cronJobs); !apierrors.IsConflict(err) {
-		t.Fatalf("error %v, want a conflict", err)
-	}
-	w.settle(c)
-	if got := w.state().Status.PersistedEncodings; !slices.Equal(got, []string{"Unknown", "batch.example.com/v3", string(v2)}) {
-		t.Errorf("stored set %v", got)
-	}
-}
-
-// TestCrashAfterCreate: a state that was created and not written yet says nothing.
-func TestCrashAfterCreate(t *testing.T) {
-	w, c := newWorld(t, served)
-	w.report(v1)
-	w.Fail("update status StorageState", errors.New("the process is gone"))
-	if _, err := c.Step(context.Background(), cronJobs); err == nil {
-		t.Fatal("the lost status update is no error")
-	}
-	if len(w.migrations()) > 0 {
-		t.Fatal("a migration is made before the state is written")
-	}
-	w.Before = nil
-	w.settle(c)
-	if got := migrationv1alpha1.ViewState(w.state()); got.Of != target(w, 1, v1).Ref || !got.Only(evolve.Unknown) {
-		t.Errorf("state %s", got)
-	}
-}
-
 // TestReadableCopyPromisesNothing: at every moment the annotation that people read lists
 // the encodings that the status lists, and the definition of servers that do not report is none that
 // the status does not know yet.
@@ -321,8 +281,8 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// TestPruneRefused: what the API server answers where it refuses the pruning, as a guard does, stands in
-// the StorageState until it does not any more.
+// TestPruneRefused: the API server's answer that refuses the pruning, as that of a guard, stands in the StorageState
+// until the pruning succeeds.
 func TestPruneRefused(t *testing.T) {
 	w, c := toPrune(t)
 	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("denied by a guard"))

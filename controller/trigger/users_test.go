@@ -26,8 +26,8 @@ func TestMissingResource(t *testing.T) {
 	}
 }
 
-// TestNobodyKnows: a migration of a resource of which discovery does not tell, since an aggregated API server
-// does not answer, says what it waits for.
+// TestNobodyKnows: a migration of a resource whose aggregated API server does not answer, so that discovery does not
+// have it, says what it waits for.
 func TestNobodyKnows(t *testing.T) {
 	w, c := newWorld(t, silent{})
 	w.user("away", "v1")
