@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
@@ -38,7 +39,7 @@ type roll struct {
 	*beside.Cluster
 	t       *testing.T
 	widgets *beside.Widgets
-	traffic *traffic
+	traffic *beside.Traffic
 	// served are the resources that stock servers serve.
 	served []schema.GroupVersionResource
 }
@@ -54,33 +55,32 @@ func TestMixed(t *testing.T) {
 	r := &roll{Cluster: c, t: t, widgets: a.Define("widgets", false, nil), served: listable(t, a)}
 	r.widgets.Fill(rolled, nil)
 	written := r.arrange(a)
-	var stop func()
-	r.traffic, stop = startTraffic(t, written, a, b)
-	r.traffic.await(touched, a, b)
+	r.traffic = beside.StartTraffic(t, 10*time.Second, beside.Patience, written, a.APIServer, b.APIServer)
+	r.traffic.Await(touched, a.APIServer, b.APIServer)
 
 	ours := r.in(a, b)
 	r.migrated(ours)
 	r.back(ours)
-	stop()
+	r.traffic.Stop()
 }
 
 // arrange returns the objects that are written, and makes those that do not exist yet.
-func (r *roll) arrange(s *beside.APIServer) []objectsOf {
+func (r *roll) arrange(s *beside.APIServer) []beside.Written {
 	r.t.Helper()
-	custom := objectsOf{resource: r.widgets.In("v1"), namespace: beside.Namespace}
-	builtIn := objectsOf{resource: policies.GroupVersionResource}
+	custom := beside.Written{Resource: r.widgets.In("v1"), Namespace: beside.Namespace}
+	builtIn := beside.Written{Resource: policies.GroupVersionResource}
 	for i := range touched {
-		custom.names = append(custom.names, beside.ObjectName(i))
+		custom.Names = append(custom.Names, beside.ObjectName(i))
 		p := beside.MutatingPolicy(fmt.Sprintf("policy-%d", i))
 		if _, err := s.Kube().AdmissionregistrationV1().MutatingAdmissionPolicies().Create(r.t.Context(), p, metav1.CreateOptions{}); err != nil {
 			r.t.Fatal(err)
 		}
-		builtIn.names = append(builtIn.names, p.Name)
+		builtIn.Names = append(builtIn.Names, p.Name)
 	}
 	if found := r.policies(); found[tested(r.t).policies] != touched || len(found) != 1 {
 		r.t.Errorf("stock servers store policies in %v", found)
 	}
-	return []objectsOf{custom, builtIn}
+	return []beside.Written{custom, builtIn}
 }
 
 // policies counts the stored policies by encoding.
@@ -110,28 +110,28 @@ func (r *roll) in(a, b *beside.APIServer) []*beside.APIServer {
 	r.t.Helper()
 	record := beside.Record(r.t, r.Etcd.Raw)
 	readers := r.read(a)
-	r.traffic.through(a)
+	r.traffic.Through(a.APIServer)
 	b.Terminate()
 	first := r.ours("first")
-	r.traffic.through(a, first)
+	r.traffic.Through(a.APIServer, first.APIServer)
 	lease := r.disagreed(first)
 	r.widgets.Server = first
 	r.widgets.Store("v2")
-	r.traffic.await(2*touched, a, first)
+	r.traffic.Await(2*touched, a.APIServer, first.APIServer)
 	r.unmigrated(first)
 	for _, reader := range readers {
 		reader.stop()
 	}
 	r.lists(a)
 
-	r.traffic.through(first)
+	r.traffic.Through(first.APIServer)
 	a.Kill()
 	if again := r.disagreed(first); again != lease {
 		r.t.Errorf("the server that crashed had the Lease %s, and is waited for because of %s", lease, again)
 	}
 	second := r.ours("second")
-	r.traffic.through(first, second)
-	r.traffic.await(touched, first, second)
+	r.traffic.Through(first.APIServer, second.APIServer)
+	r.traffic.Await(touched, first.APIServer, second.APIServer)
 	if again := r.disagreed(second); again != lease {
 		r.t.Errorf("the Lease %s is blamed, and not %s", again, lease)
 	}
@@ -204,19 +204,19 @@ func (r *roll) migrated(ours []*beside.APIServer) {
 func (r *roll) back(ours []*beside.APIServer) {
 	r.t.Helper()
 	record := beside.Record(r.t, r.Etcd.Raw)
-	r.traffic.through(ours[0])
+	r.traffic.Through(ours[0].APIServer)
 	ours[1].Terminate()
 	third := r.APIServer("third")
 	readers := r.read(third)
-	r.traffic.through(ours[0], third)
+	r.traffic.Through(ours[0].APIServer, third.APIServer)
 	r.disagreed(ours[0])
-	r.traffic.await(touched, ours[0], third)
-	r.traffic.through(third)
+	r.traffic.Await(touched, ours[0].APIServer, third.APIServer)
+	r.traffic.Through(third.APIServer)
 	ours[0].Terminate()
 	r.widgets.Server = third
 	fourth := r.APIServer("fourth")
-	r.traffic.through(third, fourth)
-	r.traffic.await(touched, third, fourth)
+	r.traffic.Through(third.APIServer, fourth.APIServer)
+	r.traffic.Await(touched, third.APIServer, fourth.APIServer)
 	for _, reader := range readers {
 		reader.stop()
 	}

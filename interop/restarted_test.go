@@ -33,12 +33,12 @@ func TestRestarted(t *testing.T) {
 		MaxObjectsPerSecond: 300, Settings: observed.Settings{PruneAfter: 3 * time.Second},
 	})
 	w.AwaitStored(beside.V1, beside.V1)
-	written := objectsOf{resource: w.In("v2"), namespace: beside.Namespace}
+	written := beside.Written{Resource: w.In("v2"), Namespace: beside.Namespace}
 	for i := range 500 {
-		written.names = append(written.names, beside.ObjectName(i))
+		written.Names = append(written.Names, beside.ObjectName(i))
 	}
-	traffic, stop := startTraffic(t, []objectsOf{written}, a, b)
-	traffic.await(10, a, b)
+	traffic := beside.StartTraffic(t, 10*time.Second, beside.Patience, []beside.Written{written}, a.APIServer, b.APIServer)
+	traffic.Await(10, a.APIServer, b.APIServer)
 	w.Store("v2")
 	beside.Eventually(t, beside.Patience, "a migration is on its way", func(ctx context.Context) error {
 		all, err := w.Migrations(ctx)
@@ -51,17 +51,17 @@ func TestRestarted(t *testing.T) {
 		return errors.Join(err, fmt.Errorf("there are %d migrations", len(all)))
 	})
 	before := holders(t, a)
-	traffic.through(a)
+	traffic.Through(a.APIServer)
 	b.Terminate()
 	b.Start()
 	b.WaitReady()
-	traffic.through(a, b)
-	traffic.await(10, a, b)
+	traffic.Through(a.APIServer, b.APIServer)
+	traffic.Await(10, a.APIServer, b.APIServer)
 	if now := holders(t, a); len(now) != 2 || len(before) != 2 || changed(before, now) != 1 {
 		t.Errorf("the identity Leases were held by %v, and are by %v", before, now)
 	}
 	w.AwaitStored(beside.V2, beside.V2)
-	stop()
+	traffic.Stop()
 	w.AwaitPruned(objects)
 	migrations, err := w.Migrations(t.Context())
 	for i := range migrations {

@@ -155,7 +155,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// TestUnseen: what nobody has looked at yet is not taken for safe, unless its objects were counted.
+// TestUnseen: a resource that nobody has looked at yet is not called safe, unless its objects were counted.
 func TestUnseen(t *testing.T) {
 	archive, err := txtar.ParseFile("testdata/unseen.txtar")
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"github.com/concord-dev/concord/status"
 )
 
-// TestRejections: what is to be done depends on who refuses the objects, and refusals of several objects for one
-// reason are told once. The messages have the form of those of kube-apiserver 1.37.
+// TestRejections: the advice depends on who refuses the objects, and one reason for several objects is told once. The
+// messages have the form of those of kube-apiserver 1.37.
 func TestRejections(t *testing.T) {
 	for name, test := range map[string]struct {
 		messages []string // of the objects a, b, ...

@@ -117,8 +117,8 @@ func versionIn(r *http.Request) string {
 	return strings.Split(strings.TrimPrefix(r.URL.Path, "/apis/example.com/"), "/")[0]
 }
 
-// TestAsStored: whatever lists in the stored version say, objects are patched in no other; and lists are in
-// another only where that may read what the stored one cannot, and only for that page.
+// TestAsStored: objects are patched in the stored version alone, however lists in it fail. A page is listed in
+// another version only if that may read objects which the stored one cannot.
 func TestAsStored(t *testing.T) {
 	const objects, pages = 30, 3
 	webhook := func(text string) error {

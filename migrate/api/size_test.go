@@ -48,7 +48,7 @@ func TestNextPage(t *testing.T) {
 	}
 }
 
-// TestListOfLarge: what is read of a page is bounded also where large objects stand behind small ones.
+// TestListOfLarge: the bytes read of a page are bounded, also where large objects follow small ones.
 func TestListOfLarge(t *testing.T) {
 	var limits []int
 	each := 240_000

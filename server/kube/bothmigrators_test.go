@@ -2,29 +2,22 @@ package kube_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"math"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/cluster"
-	migratestore "github.com/concord-dev/concord/migrate/store"
 	stockserver "github.com/concord-dev/concord/server/stock"
 )
 
@@ -105,98 +98,6 @@ func (s *apiserver) copyDone(ctx context.Context, name string) error {
 // write, on a busy machine. To remove the version from the spec meanwhile takes a person longer.
 const putRightIn = 10 * time.Second
 
-// guard reads in etcd, at each change of the definition from now on, whether its storedVersions
-// have all versions in which widgets are stored. Where they have not, that has to be put right
-// in time. The function that it returns ends that.
-func (c *control) guard() (stop func()) {
-	c.t.Helper()
-	now, err := c.Raw.Get(c.t.Context(), widgetsKey)
-	must(c.t, err)
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	c.t.Cleanup(func() { cancel(); wg.Wait() })
-	watch := c.Raw.Watch(ctx, widgetsKey, clientv3.WithRev(now.Header.Revision+1))
-	until := make(chan int64, 1)
-	changes, moments := 0, 0
-	wg.Go(func() {
-		seen, end := now.Kvs[0].ModRevision, int64(math.MaxInt64)
-		for seen < end {
-			select {
-			case end = <-until:
-			case <-ctx.Done():
-				return
-			case batch, ok := <-watch:
-				if !ok || batch.Err() != nil {
-					c.t.Errorf("the watch of the definition ended: %v", batch.Err())
-					return
-				}
-				for _, e := range batch.Events {
-					seen = e.Kv.ModRevision
-					changes++
-					if err := c.guarded(ctx, seen); err != nil {
-						moments++
-						c.putRight(ctx, err)
-					}
-				}
-			}
-		}
-	})
-	return func() {
-		c.t.Helper()
-		last, err := c.Raw.Get(ctx, widgetsKey)
-		must(c.t, err)
-		until <- last.Kvs[0].ModRevision
-		wg.Wait()
-		if changes == 0 {
-			c.t.Error("the definition did not change: nothing was tested")
-		}
-		c.t.Logf("the definition changed %d times; after %d of them its storedVersions lacked a version for a moment", changes, moments)
-	}
-}
-
-// putRight waits until the fault that was found is there no more.
-func (c *control) putRight(ctx context.Context, wrong error) {
-	began, last := time.Now(), wrong
-	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, putRightIn, true, func(ctx context.Context) (bool, error) {
-		last = c.guarded(ctx, 0)
-		return last == nil, nil
-	})
-	switch {
-	case err == nil:
-		c.t.Logf("%v; put right after %v", wrong, time.Since(began).Round(time.Millisecond))
-	case ctx.Err() == nil:
-		c.t.Errorf("%v; not put right in %v: %v", wrong, putRightIn, last)
-	}
-}
-
-const widgetsKey = registry + "apiextensions.k8s.io/customresourcedefinitions/widgets.example.com"
-
-// guarded says which object is stored, at a revision or now, in a version that storedVersions lack.
-func (c *control) guarded(ctx context.Context, revision int64) error {
-	definition, err := c.Raw.Get(ctx, widgetsKey, clientv3.WithRev(revision))
-	if err != nil {
-		return err
-	}
-	if revision == 0 {
-		revision = definition.Header.Revision
-	}
-	var crd apiextensionsv1.CustomResourceDefinition
-	if err := json.Unmarshal(definition.Kvs[0].Value, &crd); err != nil {
-		return err
-	}
-	stored, err := c.Raw.Get(ctx, registry+"example.com/widgets/", clientv3.WithPrefix(), clientv3.WithRev(revision))
-	if err != nil {
-		return err
-	}
-	for _, kv := range stored.Kvs {
-		encoding, _, _ := migratestore.Envelope(kv.Value)
-		if _, version, _ := strings.Cut(string(encoding), "/"); !slices.Contains(crd.Status.StoredVersions, version) {
-			return fmt.Errorf("at revision %d %s is stored as %s, and storedVersions are %v", revision, kv.Key, encoding, crd.Status.StoredVersions)
-		}
-	}
-	return nil
-}
-
 // The real kube-controller-manager migrates beside us, under writers, at its own speed, which is
 // higher than ours here. Whichever migrator ends first, storedVersions have all versions that are
 // stored, or have them again in a moment, ours ends when it has migrated, and neither the migration
@@ -209,8 +110,8 @@ func testBothMigrators(t *testing.T) {
 	one.createWidgets(n)
 	one.migrated(time.Minute)
 	c.manage(one)
-	w := write(t, 20, one, two)
-	stop := c.guard()
+	w := write(t, patience, 20, one.APIServer, two.APIServer)
+	stop := beside.Guard(t, c.Raw, widgets, putRightIn)
 	deadline, theirs := time.Now().Add(4*time.Minute), 0
 	for round := 0; round < 4 || theirs < 2; round++ {
 		if time.Now().After(deadline) {
@@ -231,7 +132,7 @@ func testBothMigrators(t *testing.T) {
 		}
 	}
 	stop()
-	t.Logf("%d writes", w.end())
+	t.Logf("%d writes", w.Stop())
 }
 
 // While a stock server lives nothing is agreed: the migration waits, kube-controller-manager's
@@ -245,7 +146,7 @@ func testMigratorBesideStock(t *testing.T) {
 	c.manage(s)
 	other := c.ready(stock, "other")
 	s.disagreed(time.Minute)
-	stop := c.guard()
+	stop := beside.Guard(t, c.Raw, widgets, putRightIn)
 	s.flip("v2")
 	s.storedVersions(time.Minute, "v1", "v2")
 	s.upstream("waits")

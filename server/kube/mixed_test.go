@@ -42,7 +42,7 @@ func (s *apiserver) disagreed(timeout time.Duration) (lease string) {
 	return lease
 }
 
-// unknown waits until nobody claims to know what is stored of anything.
+// unknown waits until the stored set of every resource has Unknown.
 func (s *apiserver) unknown(timeout time.Duration) {
 	s.t.Helper()
 	eventually(s.t, timeout, "all that is stored is Unknown", func(ctx context.Context) error {

@@ -6,19 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/cluster"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/testbed/ledger"
@@ -31,118 +26,15 @@ const writeTimeout = 30 * time.Second
 // patience is how long a client waits for an answer.
 const patience = 5 * time.Second
 
-// writers write widgets until they are stopped.
-type writers struct {
-	t *testing.T
-	// patience is how long each waits for an answer.
-	patience time.Duration
-
-	mu       sync.Mutex
-	servers  []*apiserver
-	stop     context.CancelFunc
-	done     sync.WaitGroup
-	written  atomic.Int64
-	attempts []*attempt
-}
-
-// attempt is a write through a server. Its end is zero while it is under way.
-type attempt struct {
-	server     *apiserver
-	begin, end time.Time
-}
-
-// write has several clients change the first n widgets, each write through one of the servers
-// and, if that fails, through the others.
-func write(t *testing.T, n int, servers ...*apiserver) *writers {
-	return writePatiently(t, patience, n, servers...)
-}
-
-// writePatiently is write of clients that wait so long for an answer.
-func writePatiently(t *testing.T, patience time.Duration, n int, servers ...*apiserver) *writers {
-	ctx, stop := context.WithCancel(context.Background())
-	w := &writers{t: t, patience: patience, stop: stop}
-	w.through(servers...)
-	for client := range 4 {
-		w.done.Go(func() {
-			for i := client; ctx.Err() == nil; i += 4 {
-				w.one(ctx, i, fmt.Sprintf("w-%d", i%n))
-			}
-		})
+// write has four clients change the first n widgets, each write through one of the servers and, if that fails, through
+// the others. They wait so long for an answer.
+func write(t *testing.T, answer time.Duration, n int, servers ...*cluster.APIServer) *beside.Traffic {
+	clients := make([]beside.Written, 4)
+	for i := range n {
+		c := &clients[i%len(clients)]
+		c.Resource, c.Namespace, c.Names = widgets.WithVersion("v1"), metav1.NamespaceDefault, append(c.Names, fmt.Sprintf("w-%d", i))
 	}
-	t.Cleanup(func() { w.end() })
-	return w
-}
-
-// through names the servers that are written through from now on.
-func (w *writers) through(servers ...*apiserver) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.servers = servers
-}
-
-func (w *writers) server(i int) *apiserver {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.servers[i%len(w.servers)]
-}
-
-func (w *writers) one(ctx context.Context, i int, name string) {
-	patch := []byte(fmt.Sprintf(`{"spec":{"n":%d}}`, i))
-	deadline := time.Now().Add(writeTimeout)
-	for try := i; ctx.Err() == nil; try++ {
-		err := w.attempt(ctx, w.server(try), name, patch)
-		switch {
-		case err == nil:
-			w.written.Add(1)
-			return
-		case ctx.Err() != nil:
-			return
-		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || time.Now().After(deadline):
-			w.t.Errorf("write of %s: %v", name, err)
-			return
-		}
-	}
-}
-
-func (w *writers) attempt(ctx context.Context, s *apiserver, name string, patch []byte) error {
-	ctx, cancel := context.WithTimeout(ctx, w.patience)
-	defer cancel()
-	client := dynamic.NewForConfigOrDie(w.config(s)).Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
-	this := &attempt{server: s, begin: time.Now()}
-	w.mu.Lock()
-	w.attempts = append(w.attempts, this)
-	w.mu.Unlock()
-	_, err := client.Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
-	w.mu.Lock()
-	this.end = time.Now()
-	w.mu.Unlock()
-	return err
-}
-
-// config is access that has no limit of its own.
-func (w *writers) config(s *apiserver) *rest.Config {
-	config := s.as(adminToken)
-	config.Timeout = 0
-	return config
-}
-
-// across counts the attempts through a server that were under way from one time to another.
-func (w *writers) across(s *apiserver, from, to time.Time) (n int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, a := range w.attempts {
-		if a.server == s && a.begin.Before(from) && (a.end.IsZero() || a.end.After(to)) {
-			n++
-		}
-	}
-	return n
-}
-
-// end stops the writers and returns how much they wrote.
-func (w *writers) end() int64 {
-	w.stop()
-	w.done.Wait()
-	return w.written.Load()
+	return beside.StartTraffic(t, answer, writeTimeout, clients, servers...)
 }
 
 // readable says whether a server reads all widgets.
@@ -165,17 +57,17 @@ func testOwnUpgrade(t *testing.T) {
 	const n = 50
 	servers[0].createWidgets(n)
 	servers[0].migrated(time.Minute)
-	w := write(t, n, servers...)
+	w := write(t, patience, n, servers[0].APIServer, servers[1].APIServer)
 	for i, step := range []struct {
 		server int
 		role   string
 	}{{0, ours}, {1, ours}, {0, earlier}, {1, earlier}, {1, ours}, {0, ours}} {
 		stays := servers[1-step.server]
-		w.through(stays)
+		w.Through(stays.APIServer)
 		servers[step.server].end()
 		s := c.ready(step.role, fmt.Sprintf("%c-%d", 'a'+step.server, i+1))
 		servers[step.server] = s
-		w.through(servers...)
+		w.Through(servers[0].APIServer, servers[1].APIServer)
 		s.agreed(time.Minute, 2)
 		version := fmt.Sprintf("v%d", 2-i%2)
 		s.flip(version)
@@ -186,7 +78,7 @@ func testOwnUpgrade(t *testing.T) {
 		stays.readable(n)
 		s.readable(n)
 	}
-	if written := w.end(); written < n {
+	if written := w.Stop(); written < n {
 		t.Errorf("%d writes", written)
 	}
 }
@@ -199,9 +91,9 @@ func testPaused(t *testing.T) {
 	one, two := c.ready(ours, "one"), c.ready(ours, "two")
 	one.createWidgets(50)
 	one.migrated(time.Minute)
-	w := writePatiently(t, 5*time.Minute, 50, two)
+	w := write(t, 5*time.Minute, 50, two.APIServer)
 	eventually(t, time.Minute, "writes are under way", func(context.Context) error {
-		if n := w.written.Load(); n < 100 {
+		if n := w.Taken(); n < 100 {
 			return fmt.Errorf("%d", n)
 		}
 		return nil
@@ -210,12 +102,12 @@ func testPaused(t *testing.T) {
 	eventually(t, time.Minute, "a server is paused while a write is under way in it", func(context.Context) error {
 		two.Pause()
 		paused = time.Now()
-		w.through(one)
+		w.Through(one.APIServer)
 		one.readable(50) // Time for the clients to read answers that came before the pause.
-		if w.across(two, paused, time.Now()) > 0 {
+		if w.UnderWay(two.APIServer, paused, time.Now()) > 0 {
 			return nil
 		}
-		w.through(two)
+		w.Through(two.APIServer)
 		two.Resume()
 		return errors.New("it had answered all of them")
 	})
@@ -223,19 +115,19 @@ func testPaused(t *testing.T) {
 	members[0].Kill()
 	one.storedVersions(2*time.Minute, "v2")
 	puts := c.follow("example.com/widgets")
-	w.through(two, one)
+	w.Through(two.APIServer, one.APIServer)
 	resumed := time.Now()
 	two.Resume()
 	one.agreed(time.Minute, 2)
-	before := w.written.Load()
+	before := w.Taken()
 	eventually(t, time.Minute, "both servers write again", func(context.Context) error {
-		if n := w.written.Load(); n < before+100 {
+		if n := w.Taken(); n < before+100 {
 			return fmt.Errorf("%d", n-before)
 		}
 		return nil
 	})
-	w.end()
-	if n := w.across(two, paused, resumed); n == 0 {
+	w.Stop()
+	if n := w.UnderWay(two.APIServer, paused, resumed); n == 0 {
 		t.Error("no write was under way while the server was paused: nothing was tested")
 	} else {
 		t.Logf("%d writes were under way while the server was paused", n)

@@ -168,8 +168,8 @@ func TestLastWriteOfStock(t *testing.T) {
 	s.readable(n + 1)
 }
 
-// beginCreate sends the head and a part of the body of a request that creates a widget. The rest is
-// sent by what it returns, which has to be answered with success.
+// beginCreate sends the head and a part of the body of a request that creates a widget. The function that it returns
+// sends the rest, and the answer has to be success.
 func (s *apiserver) beginCreate(name string) (complete func()) {
 	s.t.Helper()
 	address := strings.TrimPrefix(s.URL(), "https://")

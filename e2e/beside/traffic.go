@@ -1,0 +1,196 @@
+package beside
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/concord-dev/concord/e2e/cluster"
+)
+
+// writtenAnnotation is the annotation into which Traffic writes.
+const writtenAnnotation = "example.com/written"
+
+// Written are objects of one resource, which one client writes in turns.
+type Written struct {
+	Resource  schema.GroupVersionResource
+	Namespace string
+	Names     []string
+}
+
+// Traffic writes objects until it is stopped, each write through one server after the other
+// until one has taken it, while servers are exchanged.
+type Traffic struct {
+	t testing.TB
+	// answer is how long a client waits for an answer, and write how long a write may be tried again: a server that
+	// goes answers 503, or not at all.
+	answer, write time.Duration
+
+	stop    context.CancelFunc
+	running sync.WaitGroup
+
+	mu      sync.Mutex
+	servers []*cluster.APIServer
+	// taken are the writes that were acknowledged, by server.
+	taken    map[string]int
+	attempts []*attempt
+}
+
+// attempt is a write through a server. Its end is zero while it is under way.
+type attempt struct {
+	server     *cluster.APIServer
+	begin, end time.Time
+}
+
+// StartTraffic has a client for each of these, which waits so long for an answer, and tries a write again for so long.
+func StartTraffic(t testing.TB, answer, write time.Duration, all []Written, servers ...*cluster.APIServer) *Traffic {
+	ctx, cancel := context.WithCancel(t.Context())
+	w := &Traffic{t: t, answer: answer, write: write, stop: cancel, servers: servers, taken: map[string]int{}}
+	for _, o := range all {
+		w.running.Go(func() {
+			last := map[string]int{}
+			for turn := 0; ctx.Err() == nil; turn++ {
+				if name := o.Names[turn%len(o.Names)]; w.done(o, name, turn) {
+					last[name] = turn
+				}
+			}
+			w.check(o, last)
+		})
+	}
+	t.Cleanup(func() { w.Stop() })
+	return w
+}
+
+// Stop ends the writers once their writes under way have ended, checks that what was acknowledged last is stored, and
+// returns how many writes were acknowledged.
+func (w *Traffic) Stop() int {
+	w.stop()
+	w.running.Wait()
+	return w.Taken()
+}
+
+// Through names the servers that are written through from now on.
+func (w *Traffic) Through(servers ...*cluster.APIServer) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.servers = servers
+}
+
+func (w *Traffic) server(i int) *cluster.APIServer {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.servers[i%len(w.servers)]
+}
+
+// Taken is how many writes were acknowledged.
+func (w *Traffic) Taken() (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, taken := range w.taken {
+		n += taken
+	}
+	return n
+}
+
+// Await waits until each of the servers has taken so many writes more.
+func (w *Traffic) Await(n int, servers ...*cluster.APIServer) {
+	w.t.Helper()
+	count := func(s *cluster.APIServer) int {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.taken[s.Name]
+	}
+	want := map[*cluster.APIServer]int{}
+	for _, s := range servers {
+		want[s] = count(s) + n
+	}
+	Eventually(w.t, Patience, "servers take writes", func(context.Context) error {
+		for s, want := range want {
+			if now := count(s); now < want {
+				return fmt.Errorf("%s has taken %d of %d", s.Name, now, want)
+			}
+		}
+		return nil
+	})
+}
+
+// UnderWay counts the tries through a server that were under way from one time to another.
+func (w *Traffic) UnderWay(s *cluster.APIServer, from, to time.Time) (n int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, a := range w.attempts {
+		if a.server == s && a.begin.Before(from) && (a.end.IsZero() || a.end.After(to)) {
+			n++
+		}
+	}
+	return n
+}
+
+// done writes until a server has taken it: the outcome of a try that was not answered does not
+// matter, since the next one writes the same.
+func (w *Traffic) done(o Written, name string, turn int) bool {
+	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"%d"}}}`, writtenAnnotation, turn)
+	deadline := time.Now().Add(w.write)
+	for try := turn; ; try++ {
+		s := w.server(try)
+		err := w.try(s, o, name, patch)
+		switch {
+		case err == nil:
+			w.mu.Lock()
+			w.taken[s.Name]++
+			w.mu.Unlock()
+			return true
+		case w.t.Context().Err() != nil:
+			return false
+		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || time.Now().After(deadline):
+			w.t.Errorf("write %s: %v", name, err)
+			return false
+		}
+	}
+}
+
+func (w *Traffic) try(s *cluster.APIServer, o Written, name string, patch []byte) error {
+	ctx, cancel := context.WithTimeout(w.t.Context(), w.answer)
+	defer cancel()
+	config := rest.CopyConfig(s.Config())
+	config.Timeout = 0 // that of the answer is the limit
+	this := &attempt{server: s, begin: time.Now()}
+	w.mu.Lock()
+	w.attempts = append(w.attempts, this)
+	w.mu.Unlock()
+	_, err := dynamic.NewForConfigOrDie(config).Resource(o.Resource).Namespace(o.Namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	w.mu.Lock()
+	this.end = time.Now()
+	w.mu.Unlock()
+	return err
+}
+
+// check reads what was acknowledged last.
+func (w *Traffic) check(o Written, last map[string]int) {
+	if w.t.Context().Err() != nil {
+		return
+	}
+	list, err := w.server(0).Dynamic().Resource(o.Resource).List(w.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		w.t.Errorf("list %s: %v", o.Resource.Resource, err)
+		return
+	}
+	there := map[string]string{}
+	for i := range list.Items {
+		there[list.Items[i].GetName()] = list.Items[i].GetAnnotations()[writtenAnnotation]
+	}
+	for name, turn := range last {
+		if there[name] != fmt.Sprint(turn) {
+			w.t.Errorf("%s %s has %q, although %d was acknowledged last", o.Resource.Resource, name, there[name], turn)
+		}
+	}
+}
