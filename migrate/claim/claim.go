@@ -138,8 +138,8 @@ type Config struct {
 	Elsewhere func(context.Context, schema.GroupVersionResource) (string, error)
 	// Clock defaults to the real one.
 	Clock clock.WithTicker
-	// Workers is how many migrations Run does at a time, besides those that are Hindered for a reason of their own.
-	// Default: 2.
+	// Workers is how many migrations Run does at a time, besides those that are Hindered for a reason of their own, or
+	// very slow. Default: 2.
 	Workers int
 	// Later says of a migration that all others are done before it is begun. Nil: of none.
 	Later func(*migrationv1alpha1.StorageVersionMigration) bool

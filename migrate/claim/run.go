@@ -26,7 +26,7 @@ const (
 	minRetry = 200 * time.Millisecond
 	maxRetry = 15 * time.Second
 	// spares limits the migrations that run besides those that make no progress for a reason of their own, such as a
-	// conversion webhook that hangs, so that the latter do not hold up all others.
+	// conversion webhook that hangs, or hardly any, so that the latter do not hold up all others.
 	spares = 4
 )
 
@@ -89,7 +89,7 @@ func (c *Controller) beat(ctx context.Context, due <-chan time.Time, then func()
 	}
 }
 
-// hindered counts the migrations that make no progress, for reasons of their own.
+// hindered counts the migrations that others may be done beside.
 func (c *Controller) hindered() (n int) {
 	for _, w := range c.works() {
 		if w.hindered.Load() {

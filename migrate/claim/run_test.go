@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -251,11 +252,19 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestSpare: migrations in which nothing gets on, as many as are done at a time, hold up no other.
+// TestSpare: migrations in which nothing gets on, or hardly anything, as many as are done at a time, hold up no other.
 func TestSpare(t *testing.T) {
+	t.Run("hang", func(t *testing.T) { spare(t, nil, Progress{Total: 3, Hindered: "the webhook does not answer"}) })
+	t.Run("throttled", func(t *testing.T) { spare(t, ptr.To[int64](1), Progress{Total: 3}) })
+}
+
+// spare has as many migrations as are done at a time report the progress and go on, and expects another one to be done.
+func spare(t *testing.T, perSecond *int64, reported Progress) {
 	w := newWorld(t)
 	for _, name := range []string{"m", "hangs", "goes-on"} {
-		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Name, m.UID = name, types.UID(name) })
+		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
+			m.Name, m.UID, m.Spec.MaxObjectsPerSecond = name, types.UID(name), perSecond
+		})
 	}
 	var mu sync.Mutex
 	begun := 0
@@ -270,7 +279,7 @@ func TestSpare(t *testing.T) {
 		mu.Unlock()
 		if hangs {
 			<-both // or one of them is done by the spare
-			progress(Progress{Total: 3, Hindered: "the webhook does not answer"})
+			progress(reported)
 			return untilInterrupted(ctx)
 		}
 		return Result{Progress: Progress{Total: 3, Done: 3}}, nil

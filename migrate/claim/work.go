@@ -65,10 +65,11 @@ type work struct {
 	tell func()
 	// forbidden says that a missing right to write the progress was already logged.
 	forbidden bool
-	// last is the newest progress; nil before there is one. hindered says that the migration makes no progress, for a
-	// reason of its own.
+	// last is the newest progress; nil before there is one. hindered says that others may be done beside the migration,
+	// and measured is its rate.
 	last     *Progress
 	hindered atomic.Bool
+	measured rate
 	// counted is the progress of this migration that the metrics have counted, with the progress
 	// made before.
 	counted Progress
@@ -145,7 +146,8 @@ func (w *work) reported(p Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.last, w.base = &p, min(w.base, p.Done)
-	w.hindered.Store(p.Hindered != "" && !p.Overloaded)
+	w.measured = w.measured.next(w.c.cfg.Clock.Now(), p)
+	w.hindered.Store(hindered(p, w.m.Spec.MaxObjectsPerSecond, w.measured))
 	w.c.cfg.Metrics.observe(w, p)
 	w.tell()
 }

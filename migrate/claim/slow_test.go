@@ -1,0 +1,53 @@
+package claim
+
+import (
+	"testing"
+	"time"
+
+	"k8s.io/utils/ptr"
+)
+
+// TestSlow: others may be done beside a migration that makes no progress for a reason of its own, or hardly any, by its
+// user's will or as measured; not beside one that has to wait as they would.
+func TestSlow(t *testing.T) {
+	const s = time.Second
+	type report struct {
+		at time.Duration
+		p  Progress
+	}
+	for name, test := range map[string]struct {
+		bound   *int64
+		reports []report
+		want    bool
+	}{
+		"begun":                            {nil, []report{{0, Progress{Done: 1}}}, false},
+		"hindered":                         {nil, []report{{0, Progress{Hindered: "the webhook hangs"}}}, true},
+		"the server is away":               {nil, []report{{0, Progress{Hindered: "etcd is away", Overloaded: true}}}, false},
+		"bounded to one a second":          {ptr.To[int64](1), []report{{0, Progress{}}}, true},
+		"bounded, and the server is away":  {ptr.To[int64](1), []report{{0, Progress{Hindered: "etcd is away", Overloaded: true}}}, false},
+		"bounded to two a second":          {ptr.To[int64](2), []report{{0, Progress{}}, {40 * s, Progress{Done: 80}}}, false},
+		"no bound":                         {ptr.To[int64](0), []report{{0, Progress{}}}, false},
+		"one in three seconds":             {nil, []report{{0, Progress{Done: 1000}}, {30 * s, Progress{Done: 1010}}}, true},
+		"too short to tell":                {nil, []report{{0, Progress{Done: 1000}}, {29 * s, Progress{Done: 1001}}}, false},
+		"failures are progress":            {nil, []report{{0, Progress{}}, {30 * s, Progress{Failed: 40}}}, false},
+		"nothing is done, without a word":  {nil, []report{{0, Progress{Done: 10}}, {60 * s, Progress{Done: 10}}}, false},
+		"slow later":                       {nil, []report{{0, Progress{}}, {30 * s, Progress{Done: 9000}}, {60 * s, Progress{Done: 9005}}}, true},
+		"fast again":                       {nil, []report{{0, Progress{}}, {30 * s, Progress{Done: 5}}, {60 * s, Progress{Done: 500}}}, false},
+		"slow until the next stretch ends": {nil, []report{{0, Progress{}}, {30 * s, Progress{Done: 5}}, {40 * s, Progress{Done: 500}}}, true},
+		"slow, and all is done":            {nil, []report{{0, Progress{}}, {30 * s, Progress{Done: 5}}, {40 * s, Progress{Done: 6, Proving: true}}}, false},
+		"slow since the server was away":   {nil, []report{{0, Progress{}}, {29 * s, Progress{Done: 1, Hindered: "etcd is away", Overloaded: true}}, {31 * s, Progress{Done: 2}}}, false},
+		"begun again":                      {nil, []report{{0, Progress{Done: 500}}, {30 * s, Progress{Done: 0}}, {40 * s, Progress{Done: 9}}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var measured rate
+			got := false
+			for _, r := range test.reports {
+				measured = measured.next(time.Unix(1e9, 0).Add(r.at), r.p)
+				got = hindered(r.p, test.bound, measured)
+			}
+			if got != test.want {
+				t.Errorf("hindered: %t, want %t", got, test.want)
+			}
+		})
+	}
+}
