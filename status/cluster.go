@@ -10,6 +10,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/status/prose"
@@ -285,13 +286,13 @@ func unpruned(r *resource) Problem {
 	return p
 }
 
-// refused is that the API server refuses the pruning.
+// refused is that the API server refuses the pruning, or to have versions put back that objects may be stored in.
 func refused(r *resource) Problem {
-	if r.state == nil || len(r.stale()) == 0 || r.state.Annotations[migrationv1alpha1.PruneRefusedAnnotation] == "" {
+	if r.state == nil || r.state.Annotations[migrationv1alpha1.PruneRefusedAnnotation] == "" {
 		return Problem{}
 	}
 	why := r.state.Annotations[migrationv1alpha1.PruneRefusedAnnotation]
-	return Problem{
+	p := Problem{
 		Kind: Held, Resources: []string{r.String()}, alike: strings.ReplaceAll(why, r.crd.Name, ""),
 		Text: fmt.Sprintf("%s: status.storedVersions is not pruned: the API server refuses it: %s", r, why),
 		Do:   "run the controllers as the user of their manifests, or give theirs the right; guards have a list of users",
@@ -299,6 +300,31 @@ func refused(r *resource) Problem {
 			return fmt.Sprintf("status.storedVersions of %d definitions, %s, is not pruned: the API server refuses it: %s", len(resources), prose.Some(resources), why)
 		},
 	}
+	lacks := r.lacks()
+	if len(lacks) == 0 && len(r.stale()) == 0 {
+		return Problem{}
+	}
+	if len(lacks) > 0 {
+		const may = "in which objects may be stored: the API server does not let the controllers put"
+		p.Kind, p.Text = Unwritten, fmt.Sprintf("%s: status.storedVersions lacks %s, %s %s back: %s", r, strings.Join(lacks, " and "), may, prose.Plural(len(lacks), "it", "them"), why)
+		p.merged = func(resources []string) string {
+			return fmt.Sprintf("status.storedVersions of %d definitions, %s, lacks versions %s them back: %s", len(resources), prose.Some(resources), may, why)
+		}
+	}
+	return p
+}
+
+// lacks are the versions in the definition that objects may be stored in, and that its status.storedVersions does not
+// list, so that they could be taken out of it.
+func (r *resource) lacks() (all []string) {
+	state := migrationv1alpha1.ViewState(r.state)
+	for _, v := range r.crd.Spec.Versions {
+		stores := func(e agree.Encoding) bool { return e.Plain() == migrationv1alpha1.EncodingOf(r.crd, v.Name) }
+		if !slices.Contains(r.crd.Status.StoredVersions, v.Name) && slices.ContainsFunc(slices.Concat(state.Stored, state.Listed), stores) {
+			all = append(all, v.Name)
+		}
+	}
+	return all
 }
 
 // unknown reports whether objects may be stored in versions that are not known.

@@ -13,7 +13,7 @@ const (
 	DeadServer Kind = "DeadServer"
 	// Idle: no controllers look after the StorageStates.
 	Idle Kind = "Idle"
-	// Unwritten: the controllers have not written what follows from an agreement.
+	// Unwritten: the controllers have not written what follows from an agreement, or what they write is refused.
 	Unwritten Kind = "Unwritten"
 	// NotReady: the server that answers is not ready.
 	NotReady Kind = "NotReady"

@@ -89,14 +89,19 @@ func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State
 	return c.annotate(ctx, obj, copies)
 }
 
-// remember records in the StorageState which migrations have finished, and why the CustomResourceDefinition was not
-// pruned.
+// remember records in the StorageState which migrations have finished, and why storedVersions of the
+// CustomResourceDefinition could not be changed. An Event tells it as well, when it begins.
 func (c *Controller) remember(ctx context.Context, l *look, done []evolve.Action, refused string) error {
 	gone := func(a evolve.Action) bool { _, deleted := a.(evolve.DeleteState); return deleted }
 	if l.state == nil || slices.ContainsFunc(done, gone) {
 		return nil
 	}
-	return c.annotate(ctx, l.state, l.remembering(map[string]string{migrationv1alpha1.PruneRefusedAnnotation: refused}))
+	before := l.state.Annotations[migrationv1alpha1.PruneRefusedAnnotation]
+	err := c.annotate(ctx, l.state, l.remembering(map[string]string{migrationv1alpha1.PruneRefusedAnnotation: refused}))
+	if err == nil && before == "" && refused != "" {
+		c.create(ctx, migrationv1alpha1.NewDefinitionEvent(l.crd, c.cfg.Instance, corev1.EventTypeWarning, migrationv1alpha1.ReasonStoredVersionsRefused, refused, c.cfg.Clock.Now()))
+	}
+	return err
 }
 
 // remembering adds to the annotations of the StorageState whether an aggregated server has the objects, and the
@@ -323,15 +328,23 @@ func (c *Controller) keep(ctx context.Context, crd *apiextensionsv1.CustomResour
 			crd.Status.StoredVersions = append(crd.Status.StoredVersions, v.Name)
 		}
 	}
+	if err := c.cfg.Client.Status().Update(ctx, crd); err != nil {
+		return err
+	}
 	c.cfg.Logger.Info("Versions were taken out of storedVersions, in which objects may still be stored: put back", "crd", crd.Name, "storedVersions", crd.Status.StoredVersions)
-	return c.cfg.Client.Status().Update(ctx, crd)
+	return nil
 }
 
-// event tells users that a migration has finished, or why it waits. Errors are only logged.
+// event tells users that a migration has finished, or why it waits.
 func (c *Controller) event(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, reason, note string) {
-	for _, event := range migrationv1alpha1.NewEvents(m, c.cfg.Instance, corev1.EventTypeWarning, reason, note, c.cfg.Clock.Now()) {
+	c.create(ctx, migrationv1alpha1.NewEvents(m, c.cfg.Instance, corev1.EventTypeWarning, reason, note, c.cfg.Clock.Now())...)
+}
+
+// create writes events. Errors are only logged.
+func (c *Controller) create(ctx context.Context, events ...*corev1.Event) {
+	for _, event := range events {
 		if err := c.cfg.Client.Create(ctx, event); err != nil {
-			c.cfg.Logger.V(1).Info("An event was not written", "migration", m.Name, "reason", err.Error())
+			c.cfg.Logger.V(1).Info("An event was not written", "about", event.InvolvedObject.Name, "reason", err.Error())
 		}
 	}
 }

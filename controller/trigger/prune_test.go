@@ -190,6 +190,36 @@ func TestKeep(t *testing.T) {
 	}
 }
 
+// That the API server refuses to have a version put back is told in the StorageState, and once by an Event of the
+// definition; the log does not say that it was put back.
+func TestKeepRefused(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	w.crd("v2", "v1", "v2")
+	w.report(v1, v2)
+	w.settle(c)
+	w.prune("v2")
+	var logged []string
+	c.cfg.Logger = funcr.New(func(_, line string) { logged = append(logged, line) }, funcr.Options{})
+	w.Fail("update status CustomResourceDefinition", apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("guarded")))
+	for range 3 {
+		if _, err := c.Step(t.Context(), cronJobs); !apierrors.IsForbidden(err) {
+			t.Errorf("error %v", err)
+		}
+	}
+	w.Before = nil
+	if why := w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation]; !strings.Contains(why, "guarded") {
+		t.Errorf("the StorageState tells %q", why)
+	}
+	w.wantEvent(cronJobs.String(), migrationv1alpha1.ReasonStoredVersionsRefused)
+	if len(logged) > 0 {
+		t.Errorf("logged is %q", logged)
+	}
+	w.settle(c)
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v2", "v1"}) || w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] != "" {
+		t.Errorf("allowed again, storedVersions are %v, and the StorageState has %v", got, w.state().Annotations)
+	}
+}
+
 // While nobody knows what is stored, a version that storedVersions named is put back, and only
 // a migration's success ends that.
 func TestKeepUnknown(t *testing.T) {
@@ -270,6 +300,7 @@ func TestLastLook(t *testing.T) {
 	if w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] == "" {
 		t.Error("it is not told that it is refused")
 	}
+	w.wantEvent(cronJobs.String(), migrationv1alpha1.ReasonStoredVersionsRefused)
 	w.Before = nil
 	one()
 	is("the last look has failed", 1, "v1", "v2")

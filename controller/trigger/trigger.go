@@ -201,16 +201,17 @@ func (c *Controller) step(ctx context.Context, gr schema.GroupResource, looked e
 		actions = evolve.Decide(l.Observation)
 	}
 	var failed error // the first
-	refused := ""    // why the definition is not pruned
+	refused := ""    // why the definition's storedVersions could not be changed
 	for _, action := range actions {
 		if failed != nil && evolve.Dependent(action) {
 			continue
 		}
 		p, prunes := action.(evolve.Prune)
+		_, keeps := action.(evolve.Keep)
 		l.rehearses = prunes && c.cfg.LastLook != nil && looked != p.Target
 		if err := c.act(ctx, l, action); err != nil {
 			failed = cmp.Or(failed, fmt.Errorf("%s: %s: %w", gr, action, err))
-			if prunes && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
+			if (prunes || keeps) && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
 				refused = err.Error()
 			}
 			if changed(err) && !apierrors.IsAlreadyExists(err) {

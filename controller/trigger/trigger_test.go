@@ -222,17 +222,20 @@ func (w *world) wantEnded(want ...string) {
 	}
 }
 
-// wantEvent asserts that one warning tells of this about a migration.
-func (w *world) wantEvent(migration, reason string) {
+// wantEvent asserts that one warning tells of this about an object.
+func (w *world) wantEvent(name, reason string) {
 	w.t.Helper()
 	var list corev1.EventList
 	w.must(w.client.List(context.Background(), &list))
+	n := 0
 	for _, e := range list.Items {
-		if e.InvolvedObject.Name == migration && e.Reason == reason && e.Type == corev1.EventTypeWarning && e.Message != "" {
-			return
+		if e.InvolvedObject.Name == name && e.Reason == reason && e.Type == corev1.EventTypeWarning && e.Message != "" {
+			n++
 		}
 	}
-	w.t.Errorf("no event tells that %s is %s: %+v", migration, reason, list.Items)
+	if n != 1 {
+		w.t.Errorf("%d events tell that %s is %s: %+v", n, name, reason, list.Items)
+	}
 }
 
 func TestPrune(t *testing.T) {

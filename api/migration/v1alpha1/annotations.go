@@ -22,7 +22,7 @@ const (
 	DefinitionAnnotation = "concord.dev/definition"
 
 	// PruneRefusedAnnotation, on a StorageState, is the API server's answer where it has refused to take
-	// versions out of the definition's storedVersions.
+	// versions out of the definition's storedVersions, or to put them back.
 	PruneRefusedAnnotation = "concord.dev/prune-refused"
 
 	// StorageVersionUIDAnnotation, EpochAnnotation and EncodingAnnotation, on a migration,

@@ -38,6 +38,10 @@ const ReasonMigratedElsewhere = "MigratedElsewhere"
 // managedFields that name versions which are not served any more.
 const ReasonFieldsNotCleaned = "ManagedFieldsNotCleaned"
 
+// ReasonStoredVersionsRefused is that of an event about a definition whose status.storedVersions the API server does
+// not let the controllers change.
+const ReasonStoredVersionsRefused = "StoredVersionsRefused"
+
 // NewDefinitionEvent returns an event about a CustomResourceDefinition, as NewEvents does.
 func NewDefinitionEvent(crd *apiextensionsv1.CustomResourceDefinition, instance, kind, reason, note string, now time.Time) *corev1.Event {
 	about := corev1.ObjectReference{
