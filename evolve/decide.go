@@ -430,10 +430,15 @@ func decideGone(o Observation) []Action {
 const unseen = "discovery does not tell whether any server serves %q; if an aggregated API server does not answer, kubectl get apiservices says which"
 
 // decideUnreported handles users' migrations of a resource that no server reports. A migration that has not begun gets
-// time, since servers may be about to report.
+// time, since servers may be about to report. One that the trigger created goes when it has ended and the
+// CustomResourceDefinition is gone: nothing is left that could take its limits over.
 func decideUnreported(o Observation) []Action {
+	undefined := o.CRD == nil && (o.State == nil || o.State.Custom)
 	var actions []Action
 	for _, m := range o.Migrations {
+		if !m.Made && m.created() && m.Phase.Final() && undefined {
+			actions = append(actions, DeleteMigration{Name: m.Name, Why: Gone})
+		}
 		if m.Made || m.Phase.Final() {
 			continue
 		}

@@ -229,6 +229,18 @@ var decisions = []struct {
 		[]string{"delete migration slow: it failed and is tried again", "create migration cronjobs.batch-sv-3-8 to batch/v1@sv/3, attempt 8, with the limits of slow", "heartbeat"},
 	},
 	{
+		"without its definition one that has ended is deleted, and one that has not begun ends",
+		Observation{State: &State{Of: Ref{"sv", 3}, Custom: true, Stored: []agree.Encoding{"batch/v1"}, Heartbeat: now}, Existence: Missing,
+			Migrations: []Migration{{Name: "over", Attempt: 7, Limited: true, Phase: Failed}, {Name: "slow", Attempt: 7, Limited: true}, {Name: "user", Phase: Failed}}},
+		[]string{"delete migration over: " + Gone, `fail migration slow: ResourceNotFound: no server serves a resource "cronjobs.batch"`, "delete state: its CustomResourceDefinition is gone, and all objects with it"},
+	},
+	{
+		"and stays where there is one, or the resource is built in",
+		Observation{State: &State{Of: Ref{"sv", 3}, Stored: []agree.Encoding{Unknown}, Current: Unknown, Why: Gone, Heartbeat: now},
+			Migrations: []Migration{{Name: "over", Attempt: 7, Limited: true, Phase: Failed}}},
+		nil,
+	},
+	{
 		"agreement needs both the common encoding and the history",
 		Observation{StorageVersion: func() *StorageVersion { sv := at(3, "batch/v1", "batch/v2"); sv.Common = "batch/v1"; return sv }(),
 			State: because(state(3, Unknown, "batch/v1", "batch/v2"), differ)},
