@@ -450,7 +450,7 @@ func decideUnreported(o Observation) []Action {
 		grace := missingGrace
 		if o.Existence != Missing {
 			end.Reason, grace = NotManaged, unmanagedGrace
-			end.Why = fmt.Sprintf("no server reports how %q is stored: it is not persisted, or its aggregated API server does not report to this one", o.Resource)
+			end.Why = fmt.Sprintf("no server reports how %q is stored: it is not persisted or, if built in, switched off (--runtime-config), or its aggregated API server does not report to this one", o.Resource)
 		}
 		wait := max(remaining(m.Created, grace, o.Now), startingWait(o))
 		switch {

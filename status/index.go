@@ -45,7 +45,8 @@ type resource struct {
 	agreement evolve.Target
 	// stored are the encodings that objects may be stored in.
 	stored []agree.Encoding
-	// unserved says that all servers report, and none of them this resource, for example after a rollback.
+	// unserved says that no server serves the resource, for example after a rollback: all report, and none this one, or
+	// concord controllers asked all.
 	unserved bool
 	// unlooked is how long nobody has looked at the resource to write its StorageState; 0 if there is none.
 	unlooked time.Duration
@@ -72,7 +73,8 @@ func indexed(o Observed) *index {
 		r := x.get(migrationv1alpha1.Resource(m))
 		r.migrations = append(r.migrations, m)
 	}
-	silent := slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.Silence != "" })
+	asked := !slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.Silence != agree.Stock }) // a stock cluster
+	silent := !asked && slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.Silence != "" })
 	for _, r := range x.of {
 		r.settle()
 		r.unserved = r.gone() && !silent

@@ -299,14 +299,14 @@ func (r *resource) next(a *Answer) string {
 		return r.settling()
 	case len(a.Moving) > 0 && !slices.ContainsFunc(a.Moving, func(m Moving) bool { return len(m.Behind) == 0 }):
 		return a.Moving[0].turn()
-	case len(a.Moving) > 0:
+	case len(a.Moving) > 0 && a.Target != "" && !r.unserved: // it ends, or waits, where nothing can be migrated
 		return "a migration is under way"
 	case r.unserved && a.Blocked:
 		return "it is migrated, where that is needed, when a server serves it again"
 	case r.unserved:
 		return ""
 	case a.Target == "" && r.unreported():
-		return "servers report it when they serve it; kubectl get apiservices says which aggregated API server does not answer"
+		return "it can be migrated when servers serve it: --runtime-config may switch off a built-in one, and kubectl get apiservices says which aggregated API server does not answer"
 	case a.Target == "":
 		return "servers agree a moment after the last one has reported; look again with kubectl concord status -w"
 	case len(r.reports) == 0 && r.version == nil && r.state == nil:
