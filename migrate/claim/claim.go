@@ -153,6 +153,12 @@ type Config struct {
 	Logger logr.Logger
 }
 
+// definition is a CustomResourceDefinition as it was observed, and the encoding that it stores.
+type definition struct {
+	CRD
+	stores agree.Encoding
+}
+
 // Controller claims migrations and does them.
 type Controller struct {
 	cfg Config
@@ -160,6 +166,8 @@ type Controller struct {
 	mu sync.Mutex
 	// running are the migrations being done, with the functions that interrupt them.
 	running map[*work]context.CancelCauseFunc
+	// definitions were observed since a rewrite of their resource began last, which may have read them before.
+	definitions map[schema.GroupResource]definition
 	// errors counts the errors in a row of migrations this server has claimed.
 	errors map[types.UID]int
 }
@@ -171,7 +179,7 @@ func New(cfg Config) *Controller {
 	}
 	cfg.Workers = cmp.Or(cfg.Workers, 2)
 	cfg.ProgressPeriod = cmp.Or(cfg.ProgressPeriod, 3*time.Second)
-	return &Controller{cfg: cfg, running: map[*work]context.CancelCauseFunc{}, errors: map[types.UID]int{}}
+	return &Controller{cfg: cfg, running: map[*work]context.CancelCauseFunc{}, definitions: map[schema.GroupResource]definition{}, errors: map[types.UID]int{}}
 }
 
 // get reads a migration; nil if it does not exist, which an error that says no more than

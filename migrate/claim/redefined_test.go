@@ -2,6 +2,7 @@ package claim
 
 import (
 	"context"
+	"slices"
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -67,6 +68,39 @@ func TestRedefined(t *testing.T) {
 			w.expectTrue(test.ended, test.reason)
 			if begun != test.begun {
 				t.Errorf("it began %d times, want %d", begun, test.begun)
+			}
+		})
+	}
+}
+
+// TestRedefinedBeforeItBegins: a change of the definition that is observed between the reading of it and the beginning of
+// the rewrite, while the claim is written, has it begin under the definition as it is now.
+func TestRedefinedBeforeItBegins(t *testing.T) {
+	for name, test := range map[string]struct {
+		stores     string
+		generation int64
+		begun      []int64
+		ended      migrationv1alpha1.MigrationConditionType
+		reason     string
+	}{
+		"changed":                {"v1", 2, []int64{1, 2}, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
+		"stores another version": {"v2", 2, []int64{1}, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged},
+		"seen late":              {"v1", 1, []int64{1}, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.crd("v1", 1)
+			w.migration(nil)
+			w.once("update status StorageVersionMigration", 1, func() { w.redefine(test.stores, test.generation) })
+			var begun []int64
+			w.rewrite = func(ctx context.Context, job Job, _ func(Progress)) (Result, error) {
+				begun = append(begun, job.CRD.Generation)
+				return Result{Progress: Progress{Total: 3, Done: 3}}, ctx.Err()
+			}
+			w.step()
+			w.expectTrue(test.ended, test.reason)
+			if !slices.Equal(begun, test.begun) {
+				t.Errorf("it began under generations %v, want %v", begun, test.begun)
 			}
 		})
 	}

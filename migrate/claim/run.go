@@ -164,12 +164,25 @@ func (c *Controller) ObserveStorageVersion(sv *apiserverinternalv1alpha1.Storage
 // conversion webhook does not wait for one that was replaced. Seeing an old state does no harm.
 func (c *Controller) ObserveDefinition(crd *apiextensionsv1.CustomResourceDefinition) {
 	gr := migrationv1alpha1.ResourceOf(crd)
-	is := CRD{UID: string(crd.UID), Generation: crd.Generation}
-	for cause, same := range map[error]bool{errRedefined: true, errMoved: false} {
-		c.interrupt(cause, func(w *work) bool {
-			return w.gr == gr && w.under != nil && (w.under.UID != is.UID || w.under.Generation < is.Generation) &&
-				(migrationv1alpha1.Stores(crd) == w.target.Encoding.Plain()) == same
-		})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.definitions[gr] = definition{CRD{UID: string(crd.UID), Generation: crd.Generation}, migrationv1alpha1.Stores(crd)}
+	for w, cancel := range c.running {
+		if w.gr == gr {
+			c.redefine(w, cancel)
+		}
+	}
+}
+
+// redefine interrupts a rewrite if it runs under another definition than was observed. It is called with mu.
+func (c *Controller) redefine(w *work, cancel context.CancelCauseFunc) {
+	is, known := c.definitions[w.gr]
+	switch {
+	case !known || w.under == nil || w.under.UID == is.UID && w.under.Generation >= is.Generation:
+	case is.stores == w.target.Encoding.Plain():
+		cancel(errRedefined)
+	default:
+		cancel(errMoved)
 	}
 }
 
@@ -207,6 +220,8 @@ func (c *Controller) register(w *work, cancel context.CancelCauseFunc) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.running[w], w.speed, w.under = cancel, speedOf(w.m), w.pin
+	c.redefine(w, cancel)
+	delete(c.definitions, w.gr) // one that is older than the pin would interrupt again and again
 }
 
 func (c *Controller) unregister(w *work) {
