@@ -100,13 +100,14 @@ func (p *Process) watches(s script.Stream) bool {
 	return s == script.SeeHandler || !p.Stock && (!p.Silent || s == script.SeeLeases)
 }
 
-// know passes a definition to the member.
+// know passes a definition to the member and the migrator.
 func (p *Process) know(crd *apiextensionsv1.CustomResourceDefinition) {
 	if last := p.known[crd.Name]; last != nil && last.UID != crd.UID {
 		p.ended = last.UID
 	}
 	p.known[crd.Name] = crd
 	p.member.ObserveCRD(crd)
+	p.migrate.ObserveDefinition(crd)
 }
 
 // forget passes the deletion of a definition to the member.
