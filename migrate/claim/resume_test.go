@@ -380,15 +380,21 @@ func TestRest(t *testing.T) {
 }
 
 // TestSpeedChanges: a rewrite goes on at another speed where it was, whether the watch tells
-// or the next write of the progress; and rests if a pause was asked for meanwhile.
+// or the next write of the progress, and so does its rate; and rests if a pause was asked for meanwhile.
 func TestSpeedChanges(t *testing.T) {
 	for _, watch := range []bool{true, false} {
 		for _, pauses := range []bool{false, true} {
 			t.Run(fmt.Sprintf("watch %t, paused %t", watch, pauses), func(t *testing.T) {
 				w := newMigrating(t)
+				values := metered(t, w)
 				var jobs []Job
 				w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
 					if jobs = append(jobs, job); len(jobs) > 1 {
+						w.clock.Step(2 * time.Second)
+						progress(Progress{Total: 10, Done: half.Done + 4})
+						if got := values()["concord_migration_objects_per_second resource=cronjobs.batch.example.com"]; got != 2 {
+							t.Errorf("4 objects in 2 s at the new speed are a rate of %v", got)
+						}
 						return Result{Progress: Progress{Total: 10, Done: 10}}, nil
 					}
 					progress(half)

@@ -66,7 +66,7 @@ func (w *work) finish(ctx context.Context, t migrationv1alpha1.MigrationConditio
 		if r == nil {
 			return
 		}
-		m.Status.Progress, m.Status.Failures, m.Status.ContinueToken = w.counts(r.Progress), w.named(r.Failures), ""
+		m.Status.Progress, m.Status.Failures, m.Status.ContinueToken = w.counts(r.Progress, mark{at: w.began, done: w.base}), w.named(r.Failures), ""
 	})
 	if err != nil && !errors.Is(err, errTaken) {
 		return err
@@ -105,12 +105,12 @@ func (w *work) progress(ctx context.Context) error {
 	return err
 }
 
-func (w *work) counts(p Progress) *migrationv1alpha1.MigrationProgress {
-	counts := &migrationv1alpha1.MigrationProgress{Total: p.Total, Done: p.Done, Failed: p.Failed, FailedByReason: p.FailedByReason}
-	if elapsed := w.c.cfg.Clock.Since(w.began).Seconds(); elapsed > 0 {
-		counts.ObjectsPerSecond = int64(float64(max(0, p.Done-w.base)) / elapsed)
+// counts are those of a progress, with the rate since an earlier one.
+func (w *work) counts(p Progress, since mark) *migrationv1alpha1.MigrationProgress {
+	return &migrationv1alpha1.MigrationProgress{
+		Total: p.Total, Done: p.Done, Failed: p.Failed, FailedByReason: p.FailedByReason,
+		ObjectsPerSecond: int64(since.rate(w.c.cfg.Clock.Now(), p)),
 	}
-	return counts
 }
 
 // update changes the status of the migration, as long as it is this server's. The error

@@ -66,10 +66,10 @@ type work struct {
 	// forbidden says that a missing right to write the progress was already logged.
 	forbidden bool
 	// last is the newest progress; nil before there is one. hindered says that others may be done beside the migration,
-	// and measured is its rate.
+	// and marks tell its rate since the rewrite under way began.
 	last     *Progress
 	hindered atomic.Bool
-	measured rate
+	marks    marks
 	// counted is the progress of this migration that the metrics have counted, with the progress
 	// made before.
 	counted Progress
@@ -93,6 +93,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 		job.CRD = *w.pin
 	}
 	from, rewriter, speed := job.Resume, w.rewriter(), speedOf(w.m)
+	w.marks = marks{{at: w.c.cfg.Clock.Now(), done: w.done, written: w.done}}
 	w.telling(func() {
 		switch err := w.progress(ctx); {
 		case errors.Is(err, errTaken):
@@ -145,9 +146,14 @@ func (w *work) telling(tell func()) {
 func (w *work) reported(p Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	now := w.c.cfg.Clock.Now()
+	if w.last == nil { // the count that was shown may have been too much, and of objects that were found
+		first := &w.marks[0]
+		first.done, first.written = min(first.done, p.Done), min(first.written, p.Done-p.Found)
+	}
 	w.last, w.base = &p, min(w.base, p.Done)
-	w.measured = w.measured.next(w.c.cfg.Clock.Now(), p)
-	w.hindered.Store(hindered(p, w.m.Spec.MaxObjectsPerSecond, w.measured))
+	w.marks = w.marks.next(now, p)
+	w.hindered.Store(hindered(now, p, w.m.Spec.MaxObjectsPerSecond, w.marks))
 	w.c.cfg.Metrics.observe(w, p)
 	w.tell()
 }
