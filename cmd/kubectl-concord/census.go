@@ -132,7 +132,7 @@ func (p *plugin) census(ctx context.Context, out io.Writer, args []string, outpu
 		one, err := migrating.TakeCensus(ctx, patient, gr, migrating.Envelopes)
 		switch {
 		case census.IsNotStored(err, gr):
-			elsewhere = append(elsewhere, gr.String())
+			elsewhere = append(elsewhere, gr.String()+" "+notStoredHere(o, gr))
 		case err != nil:
 			return fmt.Errorf("census of %s: %w", gr, err)
 		default:
@@ -155,7 +155,8 @@ func stored(o status.Observed) (all []schema.GroupResource) {
 	return all
 }
 
-// censusTable returns a table of the counts. Resources with objects that are not in the agreed version come first.
+// censusTable returns a table of the counts, with a line for each resource that is stored elsewhere. Resources with
+// objects that are not in the agreed version come first.
 func censusTable(counted []census.Resource, elsewhere []string) string {
 	mixed := func(c census.Resource) int {
 		if slices.ContainsFunc(c.Rows, func(r census.Row) bool { return r.Encoding != c.Encoding }) {
@@ -183,8 +184,8 @@ func censusTable(counted []census.Resource, elsewhere []string) string {
 	if empty > 0 {
 		fmt.Fprintf(&text, "nothing is stored of %d resources\n", empty)
 	}
-	for _, name := range elsewhere {
-		fmt.Fprintf(&text, "%s %s\n", name, storedElsewhere)
+	for _, line := range elsewhere {
+		fmt.Fprintln(&text, line)
 	}
 	return text.String()
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/discovery"
@@ -72,7 +73,8 @@ func TestUnserved(t *testing.T) {
 	}
 }
 
-// TestElsewhere: of a resource that another API server stores it is said why it is not counted.
+// TestElsewhere: of a resource that the server asked does not store it is said why it is not counted: another one stores
+// it only if that one is known, and not if a definition is gone.
 func TestElsewhere(t *testing.T) {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -82,8 +84,20 @@ func TestElsewhere(t *testing.T) {
 		_ = json.NewEncoder(w).Encode(refusal) // the client is gone
 	}))
 	defer api.Close()
-	if counted := observer(t, api.URL).count(t.Context(), widgets); counted.Objects != nil || counted.Err != "it is stored elsewhere, by another API server" {
-		t.Errorf("counted %+v", counted)
+	reported := status.Observed{StorageVersions: []apiserverinternalv1alpha1.StorageVersion{{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(widgets)}}}}
+	aggregated := status.Observed{StorageVersions: []apiserverinternalv1alpha1.StorageVersion{{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(widgets), Labels: map[string]string{storageversion.AggregatedLabel: "u"}}}}}
+	left := status.Observed{States: []migrationv1alpha1.StorageState{{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{migrationv1alpha1.AggregatedAnnotation: "true"}}}}}
+	left.States[0].Spec.Resource.Group, left.States[0].Spec.Resource.Resource = widgets.Group, widgets.Resource
+	for i, test := range []struct {
+		o    status.Observed
+		want string
+	}{
+		{status.Observed{}, "it is stored by no server now"}, {reported, "it is stored by no server now"},
+		{aggregated, "it is stored elsewhere, by another API server"}, {left, "it is stored elsewhere, by another API server"},
+	} {
+		if counted := observer(t, api.URL).count(t.Context(), test.o, widgets); counted.Objects != nil || counted.Err != test.want {
+			t.Errorf("%d: counted %+v, want %q", i, counted, test.want)
+		}
 	}
 }
 

@@ -76,7 +76,7 @@ func (p *plugin) revert(ctx context.Context, out io.Writer, name string, options
 	if err != nil {
 		return err
 	}
-	counted := c.count(ctx, gr)
+	counted := c.count(ctx, o, gr)
 	way.objects = countedIn(counted, way)
 	c.watchLeases(ctx, &o)
 	now, err := status.Why(o, gr, counted)

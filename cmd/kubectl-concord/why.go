@@ -7,9 +7,12 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/api/census"
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/cmd/migrating"
 	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/status"
@@ -52,7 +55,7 @@ func (p *plugin) why(ctx context.Context, out io.Writer, name, output string, co
 	}
 	var counted status.Counted
 	if count {
-		counted = c.count(ctx, gr)
+		counted = c.count(ctx, o, gr)
 	}
 	c.watchLeases(ctx, &o)
 	answer, err := status.Why(o, gr, counted)
@@ -71,16 +74,26 @@ func (p *plugin) why(ctx context.Context, out io.Writer, name, output string, co
 	return err
 }
 
-// storedElsewhere is why a server does not count a resource of an aggregated API server.
-const storedElsewhere = "is stored elsewhere, by another API server"
+// notStoredHere says why the server that was asked does not store a resource.
+func notStoredHere(o status.Observed, gr schema.GroupResource) string {
+	reported := slices.ContainsFunc(o.StorageVersions, func(sv apiserverinternalv1alpha1.StorageVersion) bool {
+		return sv.Name == storageversion.Name(gr) && storageversion.IsAggregated(&sv)
+	})
+	if reported || slices.ContainsFunc(o.States, func(s migrationv1alpha1.StorageState) bool {
+		return schema.GroupResource(s.Spec.Resource) == gr && s.Annotations[migrationv1alpha1.AggregatedAnnotation] == "true"
+	}) {
+		return "is stored elsewhere, by another API server"
+	}
+	return "is stored by no server now"
+}
 
 // count has a server count a resource's objects.
-func (c *cluster) count(ctx context.Context, gr schema.GroupResource) status.Counted {
+func (c *cluster) count(ctx context.Context, o status.Observed, gr schema.GroupResource) status.Counted {
 	patient := *c.config
 	patient.Timeout = 0 // a census takes as long as there are objects
 	taken, err := migrating.TakeCensus(ctx, &patient, gr, migrating.Envelopes)
 	if census.IsNotStored(err, gr) {
-		return status.Counted{Err: "it " + storedElsewhere}
+		return status.Counted{Err: "it " + notStoredHere(o, gr)}
 	}
 	if err != nil {
 		return status.Counted{Err: err.Error()}
