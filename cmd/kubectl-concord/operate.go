@@ -234,7 +234,8 @@ func (c *cluster) apply(ctx context.Context, m *migrationv1alpha1.StorageVersion
 // cancel deletes a migration. If the migration is a copy of one of storagemigration.k8s.io, it deletes the original,
 // because the copy alone would be created again.
 func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, dryRun bool) error {
-	if m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger {
+	// One that was paused or throttled may have lost its label.
+	if m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger || m.Annotations[migrationv1alpha1.AttemptAnnotation] != "" {
 		gr := migrationv1alpha1.Resource(m)
 		if m.Spec.Paused {
 			return madeAgain(fmt.Sprintf("migration %s was made by Concord itself, and would be made again; it is paused already", m.Name))

@@ -28,6 +28,7 @@ func TestChangeAll(t *testing.T) {
 	}{
 		"one of both is taken back": {widgets, []string{own, asked}, change{done: "cancelled", remove: true}, "", "widgets.example.com: cancelled: migration asked\nwidgets.example.com: not cancelled: " + kept + "\n", "", nil, []string{"asked"}},
 		"none is":                   {widgets, []string{own}, change{done: "cancelled", remove: true}, "", "", kept, nil, nil},
+		"one that was handed on":    {widgets, []string{`{"name": "own", "uid": "o", "annotations": {"concord.dev/attempt": "1"}}`}, change{done: "cancelled", remove: true}, "", "", kept, nil, nil},
 		"none is, for two reasons":  {widgets, []string{asked, own}, change{done: "cancelled", remove: true}, "asked", "", "delete migration asked: " + refused + "\n" + kept, nil, nil},
 		"one resource of three is": {[]string{"gears.example.com", "widgets.example.com", "gizmos.example.com"}, []string{asked}, paused(false), "", "widgets.example.com: resumed: migration asked\n",
 			fmt.Sprintf("%q: %s\n%q: %s", "gears.example.com", migrating.NobodyLooks, "gizmos.example.com", migrating.NobodyLooks), []string{"asked"}, nil},
