@@ -112,6 +112,9 @@ func Of(o Observed) Cluster {
 
 // problems returns the problems of one resource, without those of servers that it waits for.
 func (x *index) problems(r *resource) []Problem {
+	if p := x.deleting(r); p.Kind != "" {
+		return []Problem{p}
+	}
 	var problems []Problem
 	add := func(p Problem) {
 		if p.Kind != "" {

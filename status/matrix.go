@@ -46,7 +46,7 @@ const (
 var rowStates = []RowState{Bad, Halted, Moves, Unsettled, Unknown, Settled, Past}
 
 // halts are the kinds of problems that somebody wants, or that pass by themselves.
-var halts = []Kind{Paused, Waiting, Held}
+var halts = []Kind{Deleting, Paused, Waiting, Held}
 
 // row is the resource's, with the problems that were found of it.
 func (x *index) row(r *resource, problems []Problem) Row {

@@ -37,8 +37,9 @@ type Moving struct {
 
 	// atATime is how many migrations are done at a time.
 	atATime int
-	// full says that etcd takes no writes for lack of space.
-	full bool
+	// unrated says that its rate, whatever it was, tells nothing: etcd takes no writes for lack of space, or the
+	// resource's definition is being deleted.
+	unrated bool
 }
 
 // The states of a migration that has not ended.
@@ -86,12 +87,12 @@ func movingOf(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving 
 	return moving
 }
 
-// moving returns the migration for display: while etcd accepts no writes its rate is 0, whatever it was before.
+// moving returns the migration for display: its rate is 0 where it tells nothing.
 func (x *index) moving(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving {
 	moving := movingOf(r, m)
 	moving.Behind, moving.atATime = x.behind(r, m)
-	if slices.Contains(x.FailedChecks, "etcd-space") {
-		moving.ObjectsPerSecond, moving.LeftSeconds, moving.full = 0, 0, true
+	if r.isDeleted() || slices.Contains(x.FailedChecks, "etcd-space") {
+		moving.ObjectsPerSecond, moving.LeftSeconds, moving.unrated = 0, 0, true
 	}
 	return moving
 }

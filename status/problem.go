@@ -25,6 +25,8 @@ const (
 	SilentServer Kind = "SilentServer"
 	// LateServer: a server has missed a renewal of its Lease, and may live.
 	LateServer Kind = "LateServer"
+	// Deleting: a CustomResourceDefinition is being deleted.
+	Deleting Kind = "Deleting"
 	// Disagreement: servers write a resource in different encodings.
 	Disagreement Kind = "Disagreement"
 	// WebhookDown: a conversion webhook does not answer.
@@ -45,7 +47,7 @@ const (
 	LeftAlone Kind = "LeftAlone"
 )
 
-var urgency = []Kind{NoneRenews, DeadServer, Idle, Unwritten, NotReady, StockAnswered, StockServer, SilentServer, LateServer, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
+var urgency = []Kind{NoneRenews, DeadServer, Idle, Unwritten, NotReady, StockAnswered, StockServer, SilentServer, LateServer, Deleting, Disagreement, WebhookDown, BadObjects, MigrationFailed, Stalled, Paused, Waiting, Held, LeftAlone}
 
 // Problem is something that is wrong with a server or a resource, and what to do about it.
 type Problem struct {

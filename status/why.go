@@ -78,6 +78,10 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 		}
 	}
 	a.Stored = r.shares(counted)
+	if r.isDeleted() {
+		a.Blocked, a.Summary, a.Problems = true, "its CustomResourceDefinition is being deleted", x.problems(r)
+		return a, nil
+	}
 	for _, server := range x.waitsFor(r) {
 		if p := problemOf(server, nil); p.Kind != "" {
 			a.Problems = append(a.Problems, p)

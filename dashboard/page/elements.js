@@ -24,7 +24,7 @@ class List extends HTMLElement {
   }
 }
 
-const mild = new Set(['Paused', 'Waiting', 'Held', 'LeftAlone']);
+const mild = new Set(['Deleting', 'Paused', 'Waiting', 'Held', 'LeftAlone']);
 
 class Problems extends List {
   show(problems, more) {

@@ -11,6 +11,7 @@ const words = {
   Unwritten: 'not written by the controllers',
   StockServer: 'waits for a server without Concord',
   SilentServer: 'waits for a silent server',
+  Deleting: 'being deleted',
   Disagreement: 'servers disagree',
   WebhookDown: 'webhook down',
   BadObjects: 'bad objects',
