@@ -214,7 +214,7 @@ func decideMigrations(o Observation, target Target) []Action {
 				Why: fmt.Sprintf("it was made for %s, servers now agree on %s", m.Target, target)})
 		}
 	}
-	if tries.live || o.State.Only(target.Encoding) || o.Policy.Manual != "" {
+	if tries.live || o.State.Only(target.Encoding) || o.Policy.Manual != "" || o.CRD != nil && o.CRD.Deleted {
 		stale = append(stale, tries.dropFormer()...)
 	} else if len(starts) == 0 {
 		wait := tries.wait(o.Now)

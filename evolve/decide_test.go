@@ -41,6 +41,12 @@ func identified(s *State, uid string) *State {
 	return s
 }
 
+// custom makes a state one of a custom resource.
+func custom(s *State) *State {
+	s.Custom = true
+	return s
+}
+
 // users is a migration of a user's that was adopted with the state of this uid.
 func users(phase Phase, state string) Migration {
 	return Migration{Name: "u", Phase: phase, Target: done.Target, State: state, Ended: now.Add(time.Hour)}
@@ -72,6 +78,17 @@ var decisions = []struct {
 	o        Observation
 	want     []string
 }{
+	{
+		"no migration is made for a definition that is being deleted",
+		Observation{StorageVersion: at(3, "batch/v1"), State: custom(state(3, "batch/v1", "batch/v1beta1", "batch/v1")), CRD: &CRD{Deleted: true}},
+		nil,
+	},
+	{
+		"a migration that runs goes on while its definition is being deleted, and a user's is adopted",
+		Observation{StorageVersion: at(3, "batch/v1"), State: custom(identified(state(3, "batch/v1", "batch/v1beta1", "batch/v1"), "s")), CRD: &CRD{Deleted: true},
+			Migrations: []Migration{running, {Name: "u"}}},
+		[]string{"adopt migration u for batch/v1@sv/3"},
+	},
 	{
 		"KEP-2339: starts migration if the storageVersion.status.commonEncodingVersion differs from the storageState.status.persistedStorageVersionHashes",
 		Observation{StorageVersion: at(3, "batch/v1"), State: state(3, "batch/v1", "batch/v1beta1", "batch/v1")},

@@ -194,6 +194,8 @@ type CRD struct {
 	Versions, StoredVersions []agree.Encoding
 	// Held says that the cut-over is on hold: nothing is pruned.
 	Held bool
+	// Deleted says that it is being deleted, and all objects with it: no migration is made.
+	Deleted bool
 }
 
 // Census is the result of a count of all stored values that began when Of was agreed on. While that agreement lasts no

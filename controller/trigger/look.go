@@ -112,7 +112,7 @@ func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
 		return err
 	}
 	l.crd = crd
-	l.CRD = &evolve.CRD{Name: crd.Name, Storage: migrationv1alpha1.Stores(crd), StoredVersions: migrationv1alpha1.StoredVersions(crd), Held: migrationv1alpha1.Held(crd.Annotations)}
+	l.CRD = &evolve.CRD{Name: crd.Name, Storage: migrationv1alpha1.Stores(crd), StoredVersions: migrationv1alpha1.StoredVersions(crd), Held: migrationv1alpha1.Held(crd.Annotations), Deleted: crd.DeletionTimestamp != nil}
 	for _, v := range crd.Spec.Versions {
 		l.CRD.Versions = append(l.CRD.Versions, migrationv1alpha1.EncodingOf(crd, v.Name))
 	}
