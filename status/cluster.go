@@ -129,12 +129,14 @@ func (x *index) problems(r *resource) []Problem {
 	unagreed := len(problems) > 0 || len(x.waitsFor(r)) > 0
 	failing := false
 	for _, m := range r.live() {
-		p := movingOf(r, m).problem(x, r, m)
+		p, bad := movingOf(r, m).problem(x, r, m), badObjects(r, m)
 		if p.Kind == Waiting && unagreed || p.Kind == Stalled && servers.NoneRenews(x.servers) {
 			continue // for a problem that was told already
 		}
-		add(p)
-		for _, p := range badObjects(r, m) {
+		if !retriesFor(r, m, bad) {
+			add(p)
+		}
+		for _, p := range bad {
 			add(p)
 			failing = true
 		}

@@ -36,6 +36,21 @@ func retried(r *resource, why string) Problem {
 	return p
 }
 
+// retrying is the error after which a running migration tries again; empty where it does not.
+func retrying(m *migrationv1alpha1.StorageVersionMigration) string {
+	if running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning); running != nil && running.Reason == migrationv1alpha1.ReasonRetrying && !m.Spec.Paused {
+		return running.Message
+	}
+	return ""
+}
+
+// retriesFor reports whether a migration tries again because of the conversion webhook that its failed objects wait for.
+func retriesFor(r *resource, m *migrationv1alpha1.StorageVersionMigration, bad []Problem) bool {
+	why := retrying(m)
+	return (strings.Contains(why, "conversion webhook for ") || cause.TimedOut(why) && converts(r.crd)) &&
+		slices.ContainsFunc(bad, func(p Problem) bool { return p.Kind == WebhookDown && strings.Contains(p.Text, converter(r.crd)) })
+}
+
 // repeated is the failure that a running migration repeats, until it reports one of its own: the migration that failed
 // was deleted to make room for it.
 func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem {
@@ -218,15 +233,17 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 	switch reason {
 	case migrationv1alpha1.FailureConversionWebhook:
 		webhook := converter(r.crd)
-		for _, f := range named {
-			if why, do := cause.Unreached(f.Message); why != "" {
-				p := ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, %s", of, webhook, why), do)
-				p.Kind = WebhookDown
-				if migrationv1alpha1.Final(m) {
-					p.Do = do + "; the migration is tried again by itself, and at once by"
-				}
-				return p
+		why, do := cause.Unreached(retrying(m))
+		for i := 0; i < len(named) && (i == 0 || why == ""); i++ {
+			why, do = cause.Unreached(named[i].Message)
+		}
+		if why != "" {
+			p := ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, %s", of, webhook, why), do)
+			p.Kind = WebhookDown
+			if migrationv1alpha1.Final(m) {
+				p.Do = do + "; the migration is tried again by itself, and at once by"
 			}
+			return p
 		}
 		if len(named) == 0 { // a migration under way names objects later than it counts them
 			return ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, which does not answer, or refuses them", of, webhook), "see that it answers")

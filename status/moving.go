@@ -143,11 +143,14 @@ func (m Moving) turn() string {
 }
 
 // share is how much of it is done, from 0 to 1.
-func (m Moving) share() float64 {
-	if m.Total <= 0 {
+func (m Moving) share() float64 { return Fraction(m.Done, m.Total) }
+
+// Fraction is how much of a migration is done, from 0 to 1: objects that failed are not.
+func Fraction(done, total int64) float64 {
+	if total <= 0 {
 		return 0
 	}
-	return min(1, float64(m.Done+m.Failed)/float64(m.Total))
+	return min(1, float64(done)/float64(total))
 }
 
 // problem returns what keeps the migration from going on; the Kind is empty if nothing does.

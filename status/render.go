@@ -242,7 +242,7 @@ func (m Moving) text(s Style) string {
 		line += fmt.Sprintf(", %d failed", m.Failed)
 	}
 	if m.State == Running && !m.unrated {
-		line += ", " + PerSecond(m.ObjectsPerSecond, m.Done)
+		line += PerSecond(m.ObjectsPerSecond, m.Done)
 	}
 	if m.LeftSeconds > 0 {
 		line += fmt.Sprintf(", %s left", time.Duration(m.LeftSeconds)*time.Second)
@@ -250,12 +250,16 @@ func (m Moving) text(s Style) string {
 	return s.wrapped("", "  ", title) + line + "\n"
 }
 
-// PerSecond formats the rate of a running migration that has done this many objects: it is not 0 if any are done.
+// PerSecond formats the rate of a running migration that has done this many objects, with a comma before it: nothing
+// if none are done.
 func PerSecond(rate, done int64) string {
-	if rate == 0 && done > 0 {
-		return "less than 1/s"
+	switch {
+	case rate == 0 && done == 0:
+		return ""
+	case rate == 0:
+		return ", less than 1/s"
 	}
-	return fmt.Sprintf("%d/s", rate)
+	return fmt.Sprintf(", %d/s", rate)
 }
 
 // serverTable lists the servers.

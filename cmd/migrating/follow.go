@@ -117,10 +117,7 @@ func (a *asked) line(bar int) string {
 	if p == nil {
 		p = &migrationv1alpha1.MigrationProgress{}
 	}
-	share := 0.0
-	if p.Total > 0 {
-		share = min(1, float64(p.Done+p.Failed)/float64(p.Total))
-	}
+	share := status.Fraction(p.Done, p.Total)
 	if bar > 0 {
 		full := int(share * float64(bar))
 		fmt.Fprintf(&text, "[%s%s] ", strings.Repeat("#", full), strings.Repeat(".", bar-full))
@@ -129,7 +126,7 @@ func (a *asked) line(bar int) string {
 	if running.Reason == migrationv1alpha1.ReasonRetrying {
 		return text.String() + ", " + running.Message
 	}
-	text.WriteString(", " + status.PerSecond(p.ObjectsPerSecond, p.Done))
+	text.WriteString(status.PerSecond(p.ObjectsPerSecond, p.Done))
 	if p.Failed > 0 {
 		fmt.Fprintf(&text, ", %d cannot be migrated", p.Failed)
 	}

@@ -140,12 +140,12 @@ func TestMigrateView(t *testing.T) {
 	expect("widgets.example.com: paused before it began\n")
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, "", now)
 	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 1000, Done: 240, Failed: 10, ObjectsPerSecond: 25}
-	expect("widgets.example.com: 240 of 1000 objects (25 %), 25/s, 10 cannot be migrated, about 31s left\n")
-	if got, want := a.line(8), "widgets.example.com: [##......] 240 of 1000 objects (25 %), 25/s, 10 cannot be migrated, about 31s left"; got != want {
+	expect("widgets.example.com: 240 of 1000 objects (24 %), 25/s, 10 cannot be migrated, about 31s left\n")
+	if got, want := a.line(8), "widgets.example.com: [#.......] 240 of 1000 objects (24 %), 25/s, 10 cannot be migrated, about 31s left"; got != want {
 		t.Errorf("bar %q, want %q", got, want)
 	}
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused, "", now)
-	expect("widgets.example.com: paused: 240 of 1000 objects (25 %), 25/s, 10 cannot be migrated, about 31s left\n")
+	expect("widgets.example.com: paused: 240 of 1000 objects (24 %), 25/s, 10 cannot be migrated, about 31s left\n")
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, "2 of 1000 objects cannot be migrated", now)
 	m.Status.Failures = []migrationv1alpha1.MigrationFailure{{Namespace: "ns", Name: "one", Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "broken"}, {Name: "two", Message: "torn"}}
 	m.Status.Progress.Failed = 2

@@ -54,16 +54,16 @@ class Migrations extends List {
     keyed(this.list, moving, (m) => m.migration, (li, m) => {
       const of = m.resource + (m.to ? ' to ' + short(m.resource, m.to) : '');
       const facts = [];
-      if (m.total) facts.push(Math.floor(100 * (m.done + m.failed) / m.total) + ' %', m.done.toLocaleString('en') + ' of ' + count(m.total, 'object'));
+      if (m.total) facts.push(Math.floor(100 * m.done / m.total) + ' %', m.done.toLocaleString('en') + ' of ' + count(m.total, 'object'));
       if (m.failed) facts.push(m.failed.toLocaleString('en') + ' failed');
-      if (m.state === 'running' && m.total) facts.push(m.objectsPerSecond.toLocaleString('en') + ' a second');
+      if (m.state === 'running' && m.done + m.objectsPerSecond) facts.push(m.objectsPerSecond.toLocaleString('en') + ' a second');
       if (m.leftSeconds) facts.push(duration(m.leftSeconds) + ' left');
       if (m.by) facts.push('by ' + m.by);
       li.className = m.state === 'running' || m.state === 'proving' ? 'moving' : 'halted';
       let bar = li.querySelector('progress');
       if (!bar) li.append(el('p', { className: 'what' }), bar = el('progress', { max: 1 }), el('p', { className: 'facts' }));
       bar.setAttribute('aria-label', of);
-      bar.value = m.total ? Math.min(1, (m.done + m.failed) / m.total) : 0;
+      bar.value = m.total ? Math.min(1, m.done / m.total) : 0;
       li.querySelector('.what').textContent = of + ': ' + m.state + (m.behind?.length ? ', waits for its turn behind ' + m.behind.join(', ') : '');
       li.querySelector('.facts').textContent = facts.join(', ');
     });
