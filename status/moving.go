@@ -159,7 +159,7 @@ func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVers
 	switch running := migrationv1alpha1.True(of, migrationv1alpha1.MigrationRunning); {
 	case m.State == IsPaused:
 		p.Kind = Paused
-		p.Text = fmt.Sprintf("%s: its migration was paused before it began", m.Resource)
+		p.Text = fmt.Sprintf("%s: its migration is paused", m.Resource)
 		if m.Total > 0 {
 			p.Text = fmt.Sprintf("%s: its migration is paused at %d %%", m.Resource, int(100*m.share()))
 		}

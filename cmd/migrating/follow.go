@@ -102,7 +102,7 @@ func (a *asked) line(bar int) string {
 	running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
 	switch {
 	case running == nil && m.Spec.Paused:
-		return fmt.Sprintf("%s: paused before it began", a.resource)
+		return fmt.Sprintf("%s: paused", a.resource)
 	case running == nil && a.waiting != "":
 		return fmt.Sprintf("%s: %s", a.resource, a.waiting)
 	case running == nil:

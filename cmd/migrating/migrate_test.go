@@ -137,7 +137,7 @@ func TestMigrateView(t *testing.T) {
 	a.waiting = "waiting until all servers agree on an encoding"
 	expect("widgets.example.com: waiting until all servers agree on an encoding\n")
 	m.Spec.Paused = true
-	expect("widgets.example.com: paused before it began\n")
+	expect("widgets.example.com: paused\n")
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, "", now)
 	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 1000, Done: 240, Failed: 10, ObjectsPerSecond: 25}
 	expect("widgets.example.com: 240 of 1000 objects (24 %), 25/s, 10 cannot be migrated, about 31s left\n")
