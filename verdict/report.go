@@ -331,7 +331,7 @@ func (r Report) Err() error {
 			names = append(names, f.Resource)
 		}
 	}
-	which := fmt.Sprintf("%s of %d resources", firstOf(names, int64(len(names))), len(r.Resources))
+	which := fmt.Sprintf("%s of %d resources", firstOf(names[:min(1, len(names))], int64(len(names))), len(r.Resources)) // the report lists more
 	if r.Verdict == compat.Unsafe {
 		return Error{r.Verdict, fmt.Sprintf("unsafe: %s, for %s: %s", which, r.Target, r.Do)}
 	}

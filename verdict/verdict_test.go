@@ -210,7 +210,11 @@ func TestAlike(t *testing.T) {
 	for _, name := range []string{"configmaps", "endpoints", "events", "namespaces", "nodes", "persistentvolumeclaims", "persistentvolumes", "pods", "replicationcontrollers", "resourcequotas", "secrets", "serviceaccounts"} {
 		stored = append(stored, compat.Stored{Resource: schema.GroupResource{Resource: name}, Encodings: []string{"v1"}, Unknown: true})
 	}
-	text := verdict.OfServer(compat.ReleaseTarget(verdict.Lifecycles(), version.MustParseMajorMinor("1.36")), stored).Text(false)
+	report := verdict.OfServer(compat.ReleaseTarget(verdict.Lifecycles(), version.MustParseMajorMinor("1.36")), stored)
+	text := report.Text(false)
+	if err := report.Err(); err == nil || !strings.HasPrefix(err.Error(), "could not tell about configmaps and 11 more of 12 resources: ") {
+		t.Errorf("the error repeats the list: %v", err)
+	}
 	const want = "12 resources: could not tell\n  its stored set says Unknown, and raw values were not read\n  configmaps, endpoints, "
 	if !strings.Contains(text, want) || !strings.Contains(text, "resourcequotas and 2 more\n") || strings.Contains(text, "stored as") {
 		t.Errorf("it says\n%s", text)
