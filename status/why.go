@@ -140,7 +140,7 @@ func (x *index) silentOf(r *resource) (ids []string) {
 // summarize says what is the case, and what happens next by itself. silent are the servers that do not report what
 // they write, and counted says that there was a census.
 func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, counted bool) {
-	var total, old, unread int64
+	var total, unread int64
 	var others []string
 	for _, share := range a.Stored {
 		if share.Objects != nil {
@@ -153,11 +153,9 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, 
 		if share.Encoding == string(target) || target == "" {
 			continue
 		}
-		if share.Objects != nil {
-			old += *share.Objects
-		}
 		others = append(others, share.Encoding)
 	}
+	others, old := r.foremost(others, a.Stored)
 	damaged := slices.ContainsFunc(a.Problems, func(p Problem) bool { return p.Kind == BadObjects })
 	if r.unserved {
 		r.summarizeUnserved(a, counted, total)
@@ -291,6 +289,21 @@ func (r *resource) blocks(encodings []string) string {
 		return "a release that does not read " + strings.Join(versions, " and ") + " cannot be started"
 	}
 	return "no release can be called safe to start"
+}
+
+// foremost are those of the encodings beside the target that blocks names, and how many objects are in them: those in
+// another version, and only where there are none those under another key.
+func (r *resource) foremost(others []string, stored []Share) (named []string, n int64) {
+	named = slices.DeleteFunc(slices.Clone(others), func(e string) bool { return agree.Encoding(e).Plain() == r.target().Plain() })
+	if len(named) == 0 {
+		named = others
+	}
+	for _, share := range stored {
+		if share.Objects != nil && slices.Contains(named, share.Encoding) {
+			n += *share.Objects
+		}
+	}
+	return named, n
 }
 
 // next is the step that comes next by itself.
