@@ -194,7 +194,7 @@ const followed = "; the migration that is under way is followed by another try"
 func ofObjects(r *resource, m *migrationv1alpha1.StorageVersionMigration, n int64, named []migrationv1alpha1.MigrationFailure, text, do string) Problem {
 	p := Problem{Kind: BadObjects, Resources: []string{r.String()}, Failed: n, Text: text}
 	for _, f := range named {
-		p.Objects = append(p.Objects, Object{f.Object(), f.Message})
+		p.Objects = append(p.Objects, Object{f.Object(), cause.Alike(f.Message)})
 	}
 	if !migrationv1alpha1.Final(m) {
 		p.Do = do + followed

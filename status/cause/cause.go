@@ -79,6 +79,15 @@ func Unreached(message string) (why, do string) {
 	return "", ""
 }
 
+// exceeded matches the ways in which Go's HTTP client says that its time is over: which it is depends on what it
+// waited for.
+var exceeded = regexp.MustCompile(`(?:net/http: )?(?:request canceled(?: while waiting for connection)?|context deadline exceeded) \(Client\.Timeout[^)]*\)`)
+
+// Alike returns a message in the words in which all of its kind are listed together.
+func Alike(message string) string {
+	return exceeded.ReplaceAllString(message, "context deadline exceeded")
+}
+
 // timedOut matches a kube-apiserver's answer to a request that it did not get through with, as while a webhook hangs.
 var timedOut = regexp.MustCompile(`(?i)time allotted|deadline exceeded|timeout|timed out`)
 
