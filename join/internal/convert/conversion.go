@@ -161,7 +161,9 @@ func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Uns
 	answers := w.outage.answered()
 	for attempt, backoff := 1, minWebhookBackoff; ; attempt, backoff = attempt+1, min(2*backoff, maxWebhookBackoff) {
 		before := w.calls.unanswered()
-		late := time.AfterFunc(w.late, func() { hindered(fmt.Errorf("%w: no answer for %s, the timeout is %s", errNoAnswer, w.late, webhookTimeout)) })
+		late := time.AfterFunc(w.late, func() {
+			hindered(fmt.Errorf("%w: no answer for %s, the timeout is %s", errNoAnswer, w.late, webhookTimeout))
+		})
 		converted, err := w.convertor.ConvertToVersion(list, w.encoding)
 		late.Stop()
 		now := w.calls.unanswered()
