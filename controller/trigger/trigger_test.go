@@ -442,3 +442,20 @@ func TestUnknownKind(t *testing.T) {
 		t.Error("a state is created before its hashes are known")
 	}
 }
+
+// TestDeletedDefinition: no migration is made of objects that go with their definition, which is being deleted.
+func TestDeletedDefinition(t *testing.T) {
+	for _, deleted := range []bool{false, true} {
+		w, c := newWorld(t, kinds{})
+		w.crd("v2", "v1", "v2")
+		w.report(v2)
+		crd := w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Finalizers = []string{"example.com/last"} })
+		if deleted {
+			w.Quietly(func() { w.must(w.client.Delete(t.Context(), crd, client.Preconditions{UID: &crd.UID})) })
+		}
+		w.settle(c)
+		if n := len(w.migrations()); (n == 0) != deleted {
+			t.Errorf("deleted %t: %d migrations", deleted, n)
+		}
+	}
+}
