@@ -30,8 +30,6 @@ const (
 	maxReview = 100
 	// webhookTimeout bounds a call: the library does not.
 	webhookTimeout = 30 * time.Second
-	// webhookLate is for how long a call may have no answer before that is told.
-	webhookLate = 5 * time.Second
 	// webhookAttempts is how often an object is tried that a webhook does not answer for,
 	// while it answers for others.
 	webhookAttempts = 4
@@ -58,7 +56,6 @@ type webhookConversion struct {
 	versions  sets.Set[string]
 	clock     clock.WithTicker
 	outage    outage
-	late      time.Duration
 
 	mu sync.Mutex
 	// most is the largest number of objects in a call: fewer after a call without an answer.
@@ -69,7 +66,7 @@ type webhookConversion struct {
 func newWebhookConversion(crd *apiextensionsv1.CustomResourceDefinition, encoding schema.GroupVersion, convertor runtime.ObjectConvertor, calls *webhookCalls) *webhookConversion {
 	w := &webhookConversion{
 		convertor: convertor, calls: calls, encoding: encoding, versions: sets.New[string](),
-		clock: clock.RealClock{}, outage: outage{patience: webhookPatience}, late: webhookLate, most: maxReview,
+		clock: clock.RealClock{}, outage: outage{patience: webhookPatience}, most: maxReview,
 	}
 	for _, v := range crd.Spec.Versions {
 		w.versions.Insert(schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}.String())
@@ -150,7 +147,7 @@ func (w *webhookConversion) encoded(objects []unstructured.Unstructured) []migra
 
 // call converts objects in one call. With an error it reports whether fewer objects may succeed, because one of them
 // may be refused, be too slow to convert, or crash the webhook. A single object is tried again while the webhook
-// answers no call at all, for a limited time; hindered is called for each such failure, and when an answer is late.
+// answers no call at all, for a limited time; hindered is called for each such failure.
 func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Unstructured, hindered func(error)) (converted []unstructured.Unstructured, divide bool, err error) {
 	list := &unstructured.UnstructuredList{Items: objects}
 	list.SetAPIVersion(w.encoding.String())
@@ -161,11 +158,7 @@ func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Uns
 	answers := w.outage.answered()
 	for attempt, backoff := 1, minWebhookBackoff; ; attempt, backoff = attempt+1, min(2*backoff, maxWebhookBackoff) {
 		before := w.calls.unanswered()
-		late := time.AfterFunc(w.late, func() {
-			hindered(fmt.Errorf("%w: no answer for %s, the timeout is %s", errNoAnswer, w.late, webhookTimeout))
-		})
 		converted, err := w.convertor.ConvertToVersion(list, w.encoding)
-		late.Stop()
 		now := w.calls.unanswered()
 		if err == nil || now.all == before.all {
 			w.outage.end()

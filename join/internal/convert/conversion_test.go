@@ -208,20 +208,6 @@ func TestWebhookDown(t *testing.T) {
 	}
 }
 
-// TestWebhookLate: that an answer is late is told while it is waited for.
-func TestWebhookLate(t *testing.T) {
-	h, w := startHook(t)
-	w.late = 10 * time.Millisecond
-	told := make(chan error)
-	h.answer = func(*http.Request, []string) int {
-		if err := <-told; !errors.Is(err, errNoAnswer) {
-			t.Errorf("it tells %v", err)
-		}
-		return http.StatusOK
-	}
-	wantConverted(t, w.convert(t.Context(), plains(1), func(err error) { told <- err }), 1, nil)
-}
-
 // TestWebhookStaysDown: when it has been down for too long objects fail for it, without
 // another call for each, until it answers again.
 func TestWebhookStaysDown(t *testing.T) {
