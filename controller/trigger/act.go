@@ -90,18 +90,26 @@ func (c *Controller) writeState(ctx context.Context, l *look, state evolve.State
 }
 
 // remember records in the StorageState which migrations have finished, and why storedVersions of the
-// CustomResourceDefinition could not be changed. An Event tells it as well, when it begins.
-func (c *Controller) remember(ctx context.Context, l *look, done []evolve.Action, refused string) error {
-	gone := func(a evolve.Action) bool { _, deleted := a.(evolve.DeleteState); return deleted }
-	if l.state == nil || slices.ContainsFunc(done, gone) {
+// CustomResourceDefinition could not be changed. An Event tells it as well, when it begins. It has not ended where
+// storedVersions are changed later: after the last look, or after a look at the new state.
+func (c *Controller) remember(ctx context.Context, l *look, r Result, refused string) error {
+	if l.state == nil || slices.ContainsFunc(r.Done, isA[evolve.DeleteState]) {
 		return nil
 	}
 	before := l.state.Annotations[migrationv1alpha1.PruneRefusedAnnotation]
+	if refused == "" && (r.LastLook != nil || slices.ContainsFunc(r.Done, isA[evolve.WriteState])) {
+		refused = before
+	}
 	err := c.annotate(ctx, l.state, l.remembering(map[string]string{migrationv1alpha1.PruneRefusedAnnotation: refused}))
 	if err == nil && before == "" && refused != "" {
 		c.create(ctx, migrationv1alpha1.NewDefinitionEvent(l.crd, c.cfg.Instance, corev1.EventTypeWarning, migrationv1alpha1.ReasonStoredVersionsRefused, refused, c.cfg.Clock.Now()))
 	}
 	return err
+}
+
+func isA[A evolve.Action](a evolve.Action) bool {
+	_, is := a.(A)
+	return is
 }
 
 // remembering adds to the annotations of the StorageState whether an aggregated server has the objects, and the

@@ -337,6 +337,40 @@ func TestLastLookWithoutDryRuns(t *testing.T) {
 	}
 }
 
+// A refusal of the update itself, after a last look without a dry run, is told once however often it is tried.
+func TestRefusedWithoutDryRuns(t *testing.T) {
+	w, c := toPrune(t)
+	looked := 0
+	c.cfg.LastLook = func(context.Context, schema.GroupResource, evolve.Target) error {
+		looked++
+		return nil
+	}
+	tried := 0
+	w.Before = func(call string) error {
+		switch {
+		case !strings.HasPrefix(call, "update status CustomResource"):
+			return nil
+		case tried < looked:
+			tried++
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("guarded"))
+		}
+		return apierrors.NewBadRequest("admission webhook \"w\" does not support dry run")
+	}
+	r := newRun(c)
+	defer r.queue.ShutDown()
+	for range 10 {
+		r.one(t.Context(), cronJobs)
+		r.lookers.Wait()
+	}
+	if tried < 2 {
+		t.Errorf("it was tried %d times after %d last looks", tried, looked)
+	}
+	w.wantEvent(cronJobs.String(), migrationv1alpha1.ReasonStoredVersionsRefused)
+	if why := w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation]; !strings.Contains(why, "guarded") {
+		t.Errorf("the StorageState tells %q", why)
+	}
+}
+
 // However many definitions are due together, no more last looks are made at a time than there are workers, and one
 // reason why they fail is told once.
 func TestLastLooksAtATime(t *testing.T) {

@@ -235,7 +235,7 @@ func (c *Controller) step(ctx context.Context, gr schema.GroupResource, looked e
 		}
 	}
 	if failed == nil || refused != "" {
-		if err := c.remember(ctx, l, result.Done, refused); err != nil {
+		if err := c.remember(ctx, l, result, refused); err != nil {
 			failed = cmp.Or(failed, fmt.Errorf("%s: remember what has ended: %w", gr, err))
 		}
 	}
