@@ -126,11 +126,14 @@ func (a *asked) line(bar int) string {
 	if running.Reason == migrationv1alpha1.ReasonRetrying {
 		return text.String() + ", " + running.Message
 	}
-	text.WriteString(status.PerSecond(p.ObjectsPerSecond, p.Done))
+	rewrites := running.Reason == migrationv1alpha1.ReasonRewriting
+	if rewrites {
+		text.WriteString(status.PerSecond(p.ObjectsPerSecond, p.Done))
+	}
 	if p.Failed > 0 {
 		fmt.Fprintf(&text, ", %d cannot be migrated", p.Failed)
 	}
-	if left := p.Total - p.Done - p.Failed; left > 0 && p.ObjectsPerSecond > 0 {
+	if left := p.Total - p.Done - p.Failed; left > 0 && p.ObjectsPerSecond > 0 && rewrites {
 		fmt.Fprintf(&text, ", about %s left", time.Duration(left/p.ObjectsPerSecond+1)*time.Second)
 	}
 	return text.String()

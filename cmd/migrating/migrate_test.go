@@ -145,7 +145,9 @@ func TestMigrateView(t *testing.T) {
 		t.Errorf("bar %q, want %q", got, want)
 	}
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused, "", now)
-	expect("widgets.example.com: paused: 240 of 1000 objects (24 %), 25/s, 10 cannot be migrated, about 31s left\n")
+	expect("widgets.example.com: paused: 240 of 1000 objects (24 %), 10 cannot be migrated\n")
+	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonProving, "", now)
+	expect("widgets.example.com: proving: 240 of 1000 objects (24 %), 10 cannot be migrated\n")
 	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonObjectsFailed, "2 of 1000 objects cannot be migrated", now)
 	m.Status.Failures = []migrationv1alpha1.MigrationFailure{{Namespace: "ns", Name: "one", Reason: migrationv1alpha1.FailureDoesNotDecode, Message: "broken"}, {Name: "two", Message: "torn"}}
 	m.Status.Progress.Failed = 2

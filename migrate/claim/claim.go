@@ -72,8 +72,6 @@ type CRD struct {
 // an object was found changed when it was to be written.
 type Progress struct {
 	Total, Done, Failed, Conflicts int64
-	// Found is how many of Done were found in the encoding, and not written.
-	Found int64
 	// FailedByReason divides Failed; nil if none failed, or if the Rewriter does not know reasons.
 	FailedByReason map[migrationv1alpha1.MigrationFailureReason]int64
 	Checkpoint     Checkpoint

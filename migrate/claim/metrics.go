@@ -1,6 +1,8 @@
 package claim
 
 import (
+	"math"
+
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/metrics"
 
@@ -33,7 +35,7 @@ func NewMetrics() *Metrics {
 		migrations: counter(migrator, core, "migrations_total", "Migrations that this server has ended, by resource and status: Succeeded, Failed, or Aborted for one that was ended or deleted because the agreement it was made for is gone.", "resource", "status"),
 		failed:     counter(concord, migration, "failed_objects_total", "Objects that could not be migrated, by resource and reason. One that is tried again counts again.", "resource", "reason"),
 		conflicts:  counter(concord, migration, "conflicts_total", "Times that an object was found changed by a client when it was to be written, by resource.", "resource"),
-		rate:       gauge(concord, migration, "objects_per_second", "Rate of the migration that this server does, in the last half minute, by resource; absent where it does none."),
+		rate:       gauge(concord, migration, "objects_per_second", "Rate of the migration that this server does, in the last ten seconds, by resource; absent where it does none."),
 	}
 }
 
@@ -67,7 +69,7 @@ func (x *Metrics) observe(w *work, p Progress) {
 		w.counted.FailedByReason[reason] = max(failed, counted)
 	}
 	x.remaining.WithLabelValues(w.label()).Set(float64(max(0, p.Total-p.Done)))
-	x.rate.WithLabelValues(resource).Set(float64(w.counts(p, w.marks[0]).ObjectsPerSecond))
+	x.rate.WithLabelValues(resource).Set(math.Floor(w.rate(p)))
 }
 
 // Ended counts a migration that this server has ended: Succeeded, Failed or Aborted. The controller that wrote the end

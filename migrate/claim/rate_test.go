@@ -53,40 +53,35 @@ func TestSlow(t *testing.T) {
 	}
 }
 
-// TestRate: the rate is of objects that were written in the last window, by the rewrite that is under way.
+// TestRate: the rate is of the last ten seconds, whether objects are written, or found in the encoding, which is faster.
 func TestRate(t *testing.T) {
-	const s = time.Second
-	// perSecond reports to m, in each second from one to another, so many objects more.
-	at := func(second int) time.Time { return time.Unix(1e9, 0).Add(time.Duration(second) * s) }
-	perSecond := func(m marks, p Progress, from, to int, written, found int64) (marks, Progress) {
-		for second := from; second <= to; second++ {
-			p.Done, p.Found = p.Done+written+found, p.Found+found
-			m = m.next(at(second), p)
-		}
-		return m, p
-	}
 	for name, test := range map[string]struct {
-		written, found int64 // per second in the first minute
-		then           int64 // are written per second after it, for
-		seconds        int
-		want           float64
+		first, then int64 // done per second in the first minute, and after it
+		seconds     int   // after it
+		want        float64
 	}{
-		"steady":                            {20, 0, 20, 40, 20},
-		"fast, then slow":                   {3000, 0, 20, 40, 20},
-		"slow, then fast":                   {10, 0, 300, 40, 300},
-		"most were found":                   {0, 3000, 20, 9, 20 * 9. / 39},
-		"many were found beside":            {20, 3000, 20, 9, 20},
-		"all are found":                     {0, 3000, 0, 0, 3000},
-		"nothing is written for some time":  {90, 0, 0, 10, 60},
-		"nothing is written for a long one": {90, 0, 0, 40, 0},
+		"steady":                       {20, 20, 40, 20},
+		"fast, then slow":              {3000, 20, 11, 20},
+		"fast until a moment ago":      {3000, 20, 5, 1510},
+		"slow, then fast":              {10, 300, 11, 300},
+		"nothing is done for a moment": {90, 0, 3, 63},
+		"nothing is done for long":     {90, 0, 40, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			m, p := perSecond(marks{{at: at(0)}}, Progress{}, 1, 60, test.written, test.found)
-			m, p = perSecond(m, p, 61, 60+test.seconds, test.then, 0)
-			if got := m[0].rate(at(60+test.seconds), p); got < 0.89*test.want-1 || got > 1.11*test.want+1 {
+			var p Progress
+			now := time.Unix(1e9, 0)
+			m := marks{{at: now}}
+			for second := 1; second <= 60+test.seconds; second++ {
+				now = now.Add(time.Second)
+				if p.Done += test.then; second <= 60 {
+					p.Done += test.first - test.then
+				}
+				m = m.next(now, p)
+			}
+			if got := m.rate(now, p); got < 0.99*test.want || got > 1.01*test.want {
 				t.Errorf("%v objects/s, want %v", got, test.want)
 			}
-			if len(m) > 12 {
+			if len(m) > 32 {
 				t.Errorf("%d marks are kept", len(m))
 			}
 		})

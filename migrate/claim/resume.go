@@ -97,7 +97,7 @@ func (w *work) show(m *migrationv1alpha1.StorageVersionMigration) {
 	if w.last == nil {
 		return
 	}
-	p := w.counts(*w.last, w.marks[0])
+	p := w.counts(*w.last, w.rate(*w.last))
 	w.done = max(p.Done, min(w.done, p.Total-p.Failed))
 	p.Done = w.done
 	m.Status.Progress, m.Status.ContinueToken = p, ""

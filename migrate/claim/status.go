@@ -66,7 +66,7 @@ func (w *work) finish(ctx context.Context, t migrationv1alpha1.MigrationConditio
 		if r == nil {
 			return
 		}
-		m.Status.Progress, m.Status.Failures, m.Status.ContinueToken = w.counts(r.Progress, mark{at: w.began, done: w.base}), w.named(r.Failures), ""
+		m.Status.Progress, m.Status.Failures, m.Status.ContinueToken = w.counts(r.Progress, mark{at: w.began, done: w.base}.rate(w.c.cfg.Clock.Now(), r.Progress)), w.named(r.Failures), ""
 	})
 	if err != nil && !errors.Is(err, errTaken) {
 		return err
@@ -105,13 +105,14 @@ func (w *work) progress(ctx context.Context) error {
 	return err
 }
 
-// counts are those of a progress, with the rate since an earlier one.
-func (w *work) counts(p Progress, since mark) *migrationv1alpha1.MigrationProgress {
+func (w *work) counts(p Progress, rate float64) *migrationv1alpha1.MigrationProgress {
 	return &migrationv1alpha1.MigrationProgress{
-		Total: p.Total, Done: p.Done, Failed: p.Failed, FailedByReason: p.FailedByReason,
-		ObjectsPerSecond: int64(since.rate(w.c.cfg.Clock.Now(), p)),
+		Total: p.Total, Done: p.Done, Failed: p.Failed, FailedByReason: p.FailedByReason, ObjectsPerSecond: int64(rate),
 	}
 }
+
+// rate is how fast the rewrite under way is.
+func (w *work) rate(p Progress) float64 { return w.marks.rate(w.c.cfg.Clock.Now(), p) }
 
 // update changes the status of the migration, as long as it is this server's. The error
 // is errTaken if it is not.

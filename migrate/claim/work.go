@@ -93,7 +93,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 		job.CRD = *w.pin
 	}
 	from, rewriter, speed := job.Resume, w.rewriter(), speedOf(w.m)
-	w.marks = marks{{at: w.c.cfg.Clock.Now(), done: w.done, written: w.done}}
+	w.marks = marks{{at: w.c.cfg.Clock.Now(), done: w.done}}
 	w.telling(func() {
 		switch err := w.progress(ctx); {
 		case errors.Is(err, errTaken):
@@ -147,9 +147,8 @@ func (w *work) reported(p Progress) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	now := w.c.cfg.Clock.Now()
-	if w.last == nil { // the count that was shown may have been too much, and of objects that were found
-		first := &w.marks[0]
-		first.done, first.written = min(first.done, p.Done), min(first.written, p.Done-p.Found)
+	if w.last == nil { // the count that was shown may have been too much
+		w.marks[0].done = min(w.marks[0].done, p.Done)
 	}
 	w.last, w.base = &p, min(w.base, p.Done)
 	w.marks = w.marks.next(now, p)

@@ -294,8 +294,8 @@ type MigrationProgress struct {
 	Done int64 `json:"done"`
 	// Failed counts objects that cannot be migrated.
 	Failed int64 `json:"failed"`
-	// ObjectsPerSecond is how many objects were written per second in the last half minute, or found in the encoding
-	// where none had to be written. When the migration has ended it is the mean since it began to run here.
+	// ObjectsPerSecond is how many objects were done per second in the last ten seconds. When the migration has ended it
+	// is the mean since it began to run here.
 	// +optional
 	ObjectsPerSecond int64 `json:"objectsPerSecond,omitempty"`
 	// FailedByReason divides Failed by the reason.
