@@ -233,11 +233,18 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 	switch reason {
 	case migrationv1alpha1.FailureConversionWebhook:
 		webhook := converter(r.crd)
-		why, do := cause.Unreached(retrying(m))
-		for i := 0; i < len(named) && (i == 0 || why == ""); i++ {
-			why, do = cause.Unreached(named[i].Message)
+		messages := []string{}
+		for _, f := range named {
+			messages = append(messages, f.Message)
 		}
-		if why != "" {
+		if message := retrying(m); strings.Contains(message, "conversion webhook") {
+			messages = append(messages, message)
+		}
+		for _, message := range messages {
+			why, do := cause.Unreached(message)
+			if why == "" {
+				continue
+			}
 			p := ofObjects(r, m, n, named, fmt.Sprintf("%s wait for %s, %s", of, webhook, why), do)
 			p.Kind = WebhookDown
 			if migrationv1alpha1.Final(m) {

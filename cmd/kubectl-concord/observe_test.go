@@ -85,6 +85,8 @@ func TestElsewhere(t *testing.T) {
 	}))
 	defer api.Close()
 	reported := status.Observed{StorageVersions: []apiserverinternalv1alpha1.StorageVersion{{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(widgets)}}}}
+	of := status.Observed{StorageVersions: []apiserverinternalv1alpha1.StorageVersion{*reported.StorageVersions[0].DeepCopy()}}
+	of.StorageVersions[0].Status.StorageVersions = []apiserverinternalv1alpha1.ServerStorageVersion{{APIServerID: "other"}}
 	aggregated := status.Observed{StorageVersions: []apiserverinternalv1alpha1.StorageVersion{{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(widgets), Labels: map[string]string{storageversion.AggregatedLabel: "u"}}}}}
 	left := status.Observed{States: []migrationv1alpha1.StorageState{{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{migrationv1alpha1.AggregatedAnnotation: "true"}}}}}
 	left.States[0].Spec.Resource.Group, left.States[0].Spec.Resource.Resource = widgets.Group, widgets.Resource
@@ -93,6 +95,7 @@ func TestElsewhere(t *testing.T) {
 		want string
 	}{
 		{status.Observed{}, "it is stored by no server now"}, {reported, "it is stored by no server now"},
+		{of, "it is not stored by the server that was asked, but by another one"},
 		{aggregated, "it is stored elsewhere, by another API server"}, {left, "it is stored elsewhere, by another API server"},
 	} {
 		if counted := observer(t, api.URL).count(t.Context(), test.o, widgets); counted.Objects != nil || counted.Err != test.want {

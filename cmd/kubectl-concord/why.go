@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/spf13/cobra"
-	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/api/census"
@@ -76,13 +75,20 @@ func (p *plugin) why(ctx context.Context, out io.Writer, name, output string, co
 
 // notStoredHere says why the server that was asked does not store a resource.
 func notStoredHere(o status.Observed, gr schema.GroupResource) string {
-	reported := slices.ContainsFunc(o.StorageVersions, func(sv apiserverinternalv1alpha1.StorageVersion) bool {
-		return sv.Name == storageversion.Name(gr) && storageversion.IsAggregated(&sv)
-	})
-	if reported || slices.ContainsFunc(o.States, func(s migrationv1alpha1.StorageState) bool {
-		return schema.GroupResource(s.Spec.Resource) == gr && s.Annotations[migrationv1alpha1.AggregatedAnnotation] == "true"
-	}) {
-		return "is stored elsewhere, by another API server"
+	const elsewhere = "is stored elsewhere, by another API server"
+	for _, sv := range o.StorageVersions {
+		switch {
+		case sv.Name != storageversion.Name(gr):
+		case storageversion.IsAggregated(&sv):
+			return elsewhere
+		case len(sv.Status.StorageVersions) > 0:
+			return "is not stored by the server that was asked, but by another one"
+		}
+	}
+	for _, s := range o.States {
+		if schema.GroupResource(s.Spec.Resource) == gr && s.Annotations[migrationv1alpha1.AggregatedAnnotation] == "true" {
+			return elsewhere
+		}
 	}
 	return "is stored by no server now"
 }

@@ -81,7 +81,7 @@ func Unreached(message string) (why, do string) {
 
 // exceeded matches the ways in which Go's HTTP client says that its time is over: which it is depends on what it
 // waited for.
-var exceeded = regexp.MustCompile(`(?:net/http: )?(?:request canceled(?: while waiting for connection)?|context deadline exceeded) \(Client\.Timeout[^)]*\)`)
+var exceeded = regexp.MustCompile(`(?:net/http: )?(?:request canceled(?: while waiting for connection)?|context deadline exceeded) \(Client\.Timeout[^)]*\)?`)
 
 // Alike returns a message in the words in which all of its kind are listed together.
 func Alike(message string) string {
