@@ -60,6 +60,9 @@ func TestMixed(t *testing.T) {
 
 	ours := r.in(a, b)
 	r.migrated(ours)
+	for _, s := range ours {
+		r.lists(s)
+	}
 	r.back(ours)
 	r.traffic.Stop()
 }
@@ -123,6 +126,7 @@ func (r *roll) in(a, b *beside.APIServer) []*beside.APIServer {
 		reader.stop()
 	}
 	r.lists(a)
+	r.lists(first)
 
 	r.traffic.Through(first.APIServer)
 	a.Kill()
@@ -226,6 +230,7 @@ func (r *roll) back(ours []*beside.APIServer) {
 	}
 	r.lists(third)
 	r.lists(fourth)
+	listable(r.t, fourth) // each group that is left in discovery answers
 	r.widgets.AwaitPruned(rolled)
 	beside.Eventually(r.t, beside.Patience, "stock servers have written all policies", func(context.Context) error {
 		if found := r.policies(); found[tested(r.t).policies] != touched || len(found) != 1 {
@@ -250,7 +255,7 @@ func listable(t testing.TB, s *beside.APIServer) (all []schema.GroupVersionResou
 	return all
 }
 
-// lists says whether a stock server still lists all, and the widgets completely.
+// lists says whether a server lists all that a stock one did alone, and the widgets completely.
 func (r *roll) lists(s *beside.APIServer) {
 	r.t.Helper()
 	for _, gvr := range r.served {

@@ -409,3 +409,44 @@ func TestMarkAfterLoss(t *testing.T) {
 		t.Errorf("the mark was set again, and the reports not looked at: %v", err)
 	}
 }
+
+// TestOwnLeaseGone: "Own Lease gone: stop and register anew", under a new ID.
+func TestOwnLeaseGone(t *testing.T) {
+	w := newWorld(t, []Resource{builtin(secrets), builtin(configMaps)})
+	old := w.register()
+	w.settle()
+	w.expectOpen(configMaps, "v1")
+	w.deleteLease(old)
+	w.setReports(secrets) // buried
+	w.Took()
+
+	err := w.m.Report(t.Context(), secrets)
+	if !errors.Is(err, ErrLeaseGone) {
+		t.Fatalf("Report: %v, want %v", err, ErrLeaseGone)
+	}
+	if got, want := w.Took(), "get StorageVersion core.secrets; list LeaseList"; got != want {
+		t.Errorf("calls %q, want %q", got, want)
+	}
+	if w.m.ID() != "" {
+		t.Errorf("still registered as %s", w.m.ID())
+	}
+	for _, gr := range []schema.GroupResource{secrets, configMaps} {
+		if _, err := w.m.Revision(t.Context(), gr, "v1"); !apierrors.IsServiceUnavailable(err) {
+			t.Errorf("Revision(%s): %v, want all permits closed at once", gr, err)
+		}
+	}
+	if wait, err := w.m.Step(t.Context()); err != nil || wait >= 0 || w.Took() != "" {
+		t.Errorf("something is reported without a registration: %v, %v", wait, err)
+	}
+	w.register()
+	if w.m.ID() == old || w.m.ID() == "" {
+		t.Fatalf("registered as %q, was %q", w.m.ID(), old)
+	}
+	w.settle()
+	for _, gr := range []schema.GroupResource{secrets, configMaps} {
+		w.expectOpen(gr, "v1")
+		if reports, _ := w.reports(gr); len(reports) != 1 {
+			t.Errorf("%s: reports %v, want only that of the new ID", gr, reports)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package kube_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -53,13 +54,14 @@ var mutatingPolicies = schema.GroupResource{Group: "admissionregistration.k8s.io
 func testFlags(t *testing.T) {
 	c := newControl(t)
 	direct := c.write("egress.yaml", "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n- name: etcd\n  connection: {proxyProtocol: Direct}\n")
-	sealing := c.write("encryption.yaml", "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n  - aescbc: {keys: [{name: key1, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}\n  - identity: {}\n")
+	const sealed = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n  - aescbc: {keys: [{name: key1, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}\n  - identity: {}\n"
+	sealing := c.write("encryption.yaml", sealed)
 	for name, test := range map[string]struct {
 		flags []string
 		check func(*testing.T, *apiserver, map[schema.GroupResource]agree.Encoding)
 	}{
-		// e2e rotates keys (TestKeyRotation); here is only whether kube-apiserver's flag gets there.
-		"encryption": {[]string{"--encryption-provider-config=" + sealing}, func(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
+		// e2e rotates keys (TestKeyRotation); here is only whether kube-apiserver's flags get there.
+		"encryption": {[]string{"--encryption-provider-config=" + sealing, "--encryption-provider-config-automatic-reload", "--encryption-provider-config-reload-interval=1s"}, func(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
 			if got := agreements[schema.GroupResource{Resource: "secrets"}]; got.Seal() == "" || got.Plain() != "v1" {
 				t.Errorf("Secrets are agreed to be stored as %s", got)
 			}
@@ -69,6 +71,14 @@ func testFlags(t *testing.T) {
 			if err != nil || len(answer.Kvs) != 1 || !strings.HasPrefix(string(answer.Kvs[0].Value), "k8s:enc:aescbc:v1:key1:") {
 				t.Errorf("error %v, stored is %v", err, answer)
 			}
+			c.write("encryption.yaml", strings.Replace(sealed, "keys: [", "keys: [{name: key2, secret: ZmVkY2JhOTg3NjU0MzIxMA==}, ", 1))
+			eventually(t, time.Minute, "another key is agreed on", func(context.Context) error {
+				now := s.agreed(time.Minute, 1)[schema.GroupResource{Resource: "secrets"}]
+				if now.Seal() == "" || now == agreements[schema.GroupResource{Resource: "secrets"}] {
+					return fmt.Errorf("agreed is %s", now)
+				}
+				return nil
+			})
 		}},
 		"emulated":      {[]string{"--emulated-version=1.36"}, storesPolicies("v1beta1")},
 		"emulation":     {[]string{"--emulation-version=1.36"}, storesPolicies("v1beta1")},
