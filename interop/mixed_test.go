@@ -230,7 +230,10 @@ func (r *roll) back(ours []*beside.APIServer) {
 	}
 	r.lists(third)
 	r.lists(fourth)
-	listable(r.t, fourth) // each group that is left in discovery answers
+	beside.Eventually(r.t, beside.Patience, "each group in discovery answers", func(context.Context) error {
+		_, err := fourth.Kube().Discovery().ServerPreferredResources()
+		return err
+	})
 	r.widgets.AwaitPruned(rolled)
 	beside.Eventually(r.t, beside.Patience, "stock servers have written all policies", func(context.Context) error {
 		if found := r.policies(); found[tested(r.t).policies] != touched || len(found) != 1 {
