@@ -18,7 +18,8 @@ import (
 
 const keyFile, tokenFile = "sa.key", "tokens.csv"
 
-// The token of an administrator of kube-apiservers, and the user that it stands for.
+// AdminToken is the bearer token of an administrator of kube-apiservers with Flags. Admin is that user's line for
+// WriteFiles.
 const (
 	AdminToken = "admin"
 	Admin      = AdminToken + ",admin,1,system:masters"
@@ -57,13 +58,13 @@ func CertificateFlags(c *pki.Certificates) []string {
 	}
 }
 
-// WithToken is access with a token, "" for an anonymous one, to a server whose certificate it made
-// itself, without limits.
+// WithToken returns the client configuration for a server that made its certificate itself, without a client-side
+// rate limit. With the token "" requests are anonymous.
 func WithToken(url, token string) *rest.Config {
 	return &rest.Config{Host: url, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1}
 }
 
-// WriteKubeconfig makes a file of access to a server with a token.
+// WriteKubeconfig writes a kubeconfig with the server and the token of access.
 func WriteKubeconfig(file string, access *rest.Config) error {
 	config := clientcmdapi.NewConfig()
 	config.Clusters["it"] = &clientcmdapi.Cluster{Server: access.Host, InsecureSkipTLSVerify: access.Insecure, CertificateAuthority: access.CAFile}

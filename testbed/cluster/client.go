@@ -35,7 +35,8 @@ func NewClient(config *rest.Config) (*Client, error) {
 	return &Client{http: client, base: config.Host}, nil
 }
 
-// Get asks for a path. Only no answer is an error.
+// Get requests a path. An answer of any status is returned without an error; err says that
+// there was no answer.
 func Get(ctx context.Context, config *rest.Config, path string, header http.Header) (status int, body string, err error) {
 	c, err := NewClient(config)
 	if err != nil {

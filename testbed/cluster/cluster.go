@@ -1,5 +1,5 @@
-// Package cluster runs an etcd and API servers on this host, each a process of its own, or the etcd
-// in this one or in a server. What an end of such a process means its users say.
+// Package cluster runs an etcd and API servers on this host, each as a process of its own; the etcd may also run
+// in this process or in a server. Callers decide whether the end of such a process is a failure.
 package cluster
 
 import (
@@ -21,15 +21,15 @@ import (
 
 // Cluster is an etcd and the servers on it.
 type Cluster struct {
-	// Dir holds everything, CertDir the certificates that all servers share.
+	// Dir is the directory of all files, CertDir that of the certificates, which all servers share.
 	Dir, CertDir string
 	// Endpoint is the address of etcd, or the addresses of its members, comma-separated; Raw is a client of it.
 	Endpoint string
 	Raw      *clientv3.Client
 	// Embedded is the etcd if it is in this process.
 	Embedded *embedded.Etcd
-	// Members are the processes of etcd, if it runs in its own; none if a server embeds it, or the etcd belongs to
-	// somebody else.
+	// Members are the processes of etcd, if it runs in its own; none if a server embeds it, or if something else
+	// than this Cluster has started it.
 	Members []*Etcd
 	// Servers are in the order in which they were added.
 	Servers []*Server
@@ -41,7 +41,7 @@ type Cluster struct {
 type Etcd struct {
 	*process.Program
 	Endpoint string
-	// Raw reads and writes it directly.
+	// Raw is a client of this etcd, past all API servers.
 	Raw *clientv3.Client
 }
 
@@ -57,10 +57,10 @@ func New(name string) (*Cluster, error) {
 // In returns a cluster in a directory, in which nothing runs yet.
 func In(dir string) *Cluster { return &Cluster{Dir: dir, CertDir: filepath.Join(dir, "pki")} }
 
-// Path is that of a file of the cluster's.
+// Path returns the path of a file in the cluster's directory.
 func (c *Cluster) Path(name string) string { return filepath.Join(c.Dir, name) }
 
-// Connect says where the etcd is, which need not run yet.
+// Connect sets the addresses of etcd and makes the client Raw. The etcd need not run yet.
 func (c *Cluster) Connect(endpoints ...string) (err error) {
 	c.Endpoint = strings.Join(endpoints, ",")
 	c.Raw, err = Connect(endpoints...)
@@ -78,7 +78,7 @@ func (c *Cluster) EmbedEtcd(ctx context.Context) (err error) {
 // etcdLimit is how long an etcd may take to start.
 const etcdLimit = time.Minute
 
-// StartEtcd runs the etcd as a process of its own, of this program, which has to call ServeEtcd.
+// StartEtcd runs etcd as a process of its own: this same program, which has to call ServeEtcd at its start.
 func (c *Cluster) StartEtcd(ctx context.Context, environment ...string) error {
 	e, err := NewEtcd("etcd", c.Path("etcd"), c.Path("etcd.log"), environment...)
 	if err != nil {
@@ -114,7 +114,7 @@ func (e *Etcd) Await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, etcdLimit)
 	defer cancel()
 	return e.Run().Await(ctx, readyPoll, func(ctx context.Context) error {
-		// A client that finds no socket complains.
+		// etcd's client would complain as long as etcd has not made its socket.
 		if _, err := os.Stat(strings.TrimPrefix(e.Endpoint, "unix://")); err != nil {
 			return err
 		}
@@ -122,7 +122,8 @@ func (e *Etcd) Await(ctx context.Context) error {
 	})
 }
 
-// Add returns a server that is not started. Names are unique. command is asked for each of its runs.
+// Add adds a server to the cluster, but does not start it. Names are unique. command makes the command line of
+// each run.
 func (c *Cluster) Add(name string, command func(*Server) (*exec.Cmd, error)) (*Server, error) {
 	port, err := process.FreePort()
 	if err != nil {
@@ -134,7 +135,7 @@ func (c *Cluster) Add(name string, command func(*Server) (*exec.Cmd, error)) (*S
 	return s, nil
 }
 
-// Beside starts a program that uses the servers, or that they use, and ends with the cluster.
+// Beside starts another program of the cluster, for example a webhook or a client. It ends with the cluster.
 func (c *Cluster) Beside(name string, cmd *exec.Cmd) (*process.Process, error) {
 	p, err := process.Start(name, cmd, c.Path(name+".log"))
 	if err == nil {
@@ -143,7 +144,7 @@ func (c *Cluster) Beside(name string, cmd *exec.Cmd) (*process.Process, error) {
 	return p, err
 }
 
-// Runs are the last runs of all that was started.
+// Runs returns the current or last process of every program that was started.
 func (c *Cluster) Runs() []*process.Process {
 	all := slices.Clone(c.beside)
 	for _, s := range c.Servers {
@@ -155,7 +156,7 @@ func (c *Cluster) Runs() []*process.Process {
 	return slices.DeleteFunc(all, func(p *process.Process) bool { return p == nil })
 }
 
-// Stop kills what runs. The files stay.
+// Stop kills all processes and keeps the files.
 func (c *Cluster) Stop() error {
 	var errs []error
 	if c.Raw != nil {
@@ -170,5 +171,5 @@ func (c *Cluster) Stop() error {
 	return errors.Join(append(errs, removeSocket(c.Endpoint, c.Dir))...)
 }
 
-// Close kills what runs and removes every file.
+// Close kills all processes and removes every file.
 func (c *Cluster) Close() error { return errors.Join(c.Stop(), os.RemoveAll(c.Dir)) }

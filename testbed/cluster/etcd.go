@@ -19,17 +19,17 @@ import (
 )
 
 const (
-	// embeddedEtcd is this program as an etcd on the directory that is its argument.
+	// embeddedEtcd is the role (process.Self) in which this program runs an etcd. The argument is its data directory.
 	embeddedEtcd = "embedded-etcd"
 
-	// keepaliveTime is the least that an etcd allows to a client that waits.
+	// keepaliveTime is the shortest interval of keepalive pings that grpc-go's clients accept.
 	keepaliveTime    = 10 * time.Second
 	keepaliveTimeout = 5 * time.Second
 	answerTimeout    = 2 * time.Second
 )
 
-// ServeEtcd makes this process the etcd that it was started as, and ends it; if it was
-// started as none it returns.
+// ServeEtcd runs etcd and then ends the process, if this process was started by StartEtcd; otherwise it
+// returns at once.
 func ServeEtcd() {
 	process.Serve(map[string]func(context.Context, []string) error{embeddedEtcd: runEtcd})
 }
@@ -47,14 +47,14 @@ func runEtcd(ctx context.Context, args []string) error {
 	}
 }
 
-// Endpoint is where the etcd on a directory listens, be it a process of its own or in a server.
+// Endpoint returns the address of the etcd with this data directory, which runs in a process of its own or in a server.
 func Endpoint(dir string) (string, error) {
 	socket, err := embedded.SocketPath(dir)
 	return "unix://" + socket, err
 }
 
-// removeSocket removes the socket of an etcd that has ended, which is elsewhere if the path of its
-// directory is too long for one. What is in dir is left to whoever removes that.
+// removeSocket removes the socket of an etcd that has ended, if the socket is outside of dir: the path of a
+// socket must be short, so that it is elsewhere when dir has a long path. The caller removes dir.
 func removeSocket(endpoint, dir string) error {
 	socket, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok || strings.HasPrefix(socket, dir) {
@@ -70,7 +70,7 @@ func Connect(endpoints ...string) (*clientv3.Client, error) {
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints,
 		Logger:    zap.NewNop(),
-		// A member that falls silent is detected, and another one is asked.
+		// By keepalives the client notices that a member does not answer any more, and asks another one.
 		DialKeepAliveTime: keepaliveTime, DialKeepAliveTimeout: keepaliveTimeout,
 		DialOptions: []grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: time.Second})},
 	})
@@ -80,7 +80,7 @@ func Connect(endpoints ...string) (*clientv3.Client, error) {
 	return client, nil
 }
 
-// Answers returns nil if the etcd does.
+// Answers returns nil if etcd answers a read.
 func Answers(ctx context.Context, client *clientv3.Client) error {
 	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
@@ -88,7 +88,7 @@ func Answers(ctx context.Context, client *clientv3.Client) error {
 	return err
 }
 
-// EtcdFlags returns the flags of the program etcd, as the only member, for the URLs of its clients and peers.
+// EtcdFlags returns the flags with which the program etcd is the only member and has these URLs for clients and peers.
 func EtcdFlags(dir, client, peer string) []string {
 	return []string{
 		"--data-dir=" + dir, "--log-level=error", "--listen-client-urls=" + client, "--advertise-client-urls=" + client,

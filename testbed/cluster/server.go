@@ -27,11 +27,11 @@ type Server struct {
 	Dir, CertDir string
 	// Etcd are the endpoints of its etcd, with commas between, "" if it embeds one.
 	Etcd string
-	// Admin is the administrator's access, nil for that of the kubeconfig.
+	// Admin is the administrator's access; nil means that of the kubeconfig in CertDir.
 	Admin *rest.Config
 }
 
-// Args are the arguments of concord for it, and more.
+// Args returns the arguments with which concord runs as this server, followed by more.
 func (s *Server) Args(more ...string) []string {
 	args := []string{"server", "--data-dir", s.Dir, "--cert-dir", s.CertDir, "--secure-port", strconv.Itoa(s.Port)}
 	if s.Etcd != "" {
@@ -40,16 +40,17 @@ func (s *Server) Args(more ...string) []string {
 	return append(args, more...)
 }
 
-// URL is where it listens.
+// URL is the address at which the server listens.
 func (s *Server) URL() string { return LoopbackURL(s.Port) }
 
-// LoopbackURL is that of a server on a port of this host.
+// LoopbackURL is the URL of a server on a port of this host.
 func LoopbackURL(port int) string { return fmt.Sprintf("https://127.0.0.1:%d", port) }
 
-// Kubeconfig is the file of the administrator's kubeconfig, which may name another server.
+// Kubeconfig is the path of the administrator's kubeconfig. All servers share it, so it may name
+// another server.
 func (s *Server) Kubeconfig() string { return filepath.Join(s.CertDir, pki.AdminKubeconfigName) }
 
-// Access is the administrator's access to this server, without limits.
+// Access is the administrator's access to this server, without a client-side rate limit.
 func (s *Server) Access() (*rest.Config, error) {
 	if s.Admin != nil {
 		return rest.CopyConfig(s.Admin), nil
@@ -95,7 +96,8 @@ func (s *Server) AwaitReady(ctx context.Context, limit time.Duration) error {
 
 var registered = regexp.MustCompile(`"Registered".* server="(apiserver-[0-9a-f]+)"`)
 
-// IDs are the identities that the server has registered under, in all its runs, the newest last.
+// IDs returns the IDs under which the server has registered in all its runs, according to its
+// log, the newest last.
 func (s *Server) IDs() []agree.ServerID {
 	var ids []agree.ServerID
 	for _, match := range registered.FindAllStringSubmatch(s.Output(), -1) {

@@ -13,8 +13,8 @@ import (
 // readyLimit is how long an etcd may take to start.
 const readyLimit = time.Minute
 
-// Config is that of an etcd on a directory, that does not wait for the disk and whose clients come by a
-// free port of this host, or by these URLs.
+// Config returns the configuration of an etcd on a directory. It does not fsync, and listens for
+// clients on a free port of this host, or at the URLs given.
 func Config(dir string, clients ...url.URL) *embed.Config {
 	loopback := []url.URL{{Scheme: "http", Host: "127.0.0.1:0"}}
 	if len(clients) == 0 {
@@ -44,5 +44,5 @@ func Start(config *embed.Config) (*embed.Etcd, error) {
 	}
 }
 
-// Endpoint is where its clients come.
+// Endpoint is the address at which the etcd serves clients.
 func Endpoint(etcd *embed.Etcd) string { return "http://" + etcd.Clients[0].Addr().String() }

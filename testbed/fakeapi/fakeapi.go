@@ -1,5 +1,5 @@
-// Package fakeapi is controller-runtime's fake client for tests that look at the calls over the wire, let
-// some of them fail, or have something happen between two of them.
+// Package fakeapi wraps controller-runtime's fake client for tests that check which calls are made, let some
+// of them fail, or change objects between two of them.
 package fakeapi
 
 import (
@@ -26,25 +26,26 @@ import (
 
 // Config says what an API serves.
 type Config struct {
-	// Types add the types to the scheme; the types in Statuses have a status subresource.
+	// Types add API types to the scheme; Statuses are the types that have a status subresource.
 	Types    []func(*runtime.Scheme) error
 	Statuses []client.Object
-	// Unnamed: calls are recorded as "get Lease", not as "get Lease apiserver-a".
+	// Unnamed says that calls are recorded as "get Lease", not as "get Lease apiserver-a".
 	Unnamed bool
-	// Ignored are verbs whose calls are treated like calls of Raw.
+	// Ignored are verbs whose calls are neither recorded nor made to fail, like calls of Raw.
 	Ignored []string
-	// Conditional: no test may delete anything without its uid.
+	// Conditional says that a test fails if it deletes an object without a uid precondition.
 	Conditional bool
-	// Clock, if not nil, dates what is created.
+	// Clock, if not nil, gives the creationTimestamp of created objects.
 	Clock clock.PassiveClock
-	// UpdateStatus, if not nil, does what the API server does for a status.
+	// UpdateStatus, if not nil, replaces the fake client's update of a status, to do what the real API server
+	// does there.
 	UpdateStatus func(context.Context, client.Client, client.Object, ...client.SubResourceUpdateOption) error
 }
 
-// API is a fake API. Its watches begin with what exists, as package replay says, and it gives out uids.
+// API is a fake API. It sets uids, and its watches begin with the objects that exist (package replay).
 type API struct {
 	client.WithWatch
-	// Raw is the same API without records and faults.
+	// Raw is the same API, but its calls are not recorded and Before and After are not called.
 	Raw client.WithWatch
 
 	t      testing.TB
@@ -117,7 +118,7 @@ func (a *API) create(ctx context.Context, c client.Client, o client.Object, opts
 	return c.Create(ctx, o, opts...)
 }
 
-// delete compares uids, which the fake does not: it knows of resourceVersions only.
+// delete checks the uid precondition; controller-runtime's fake client checks only the resourceVersion.
 func (a *API) delete(ctx context.Context, c client.Client, o client.Object, opts ...client.DeleteOption) error {
 	var options client.DeleteOptions
 	options.ApplyOptions(opts)
@@ -168,7 +169,7 @@ func (a *API) call(verb string, o any, name string, do func() error) error {
 	return err
 }
 
-// Note records a call, also of something else than this API, and returns what Before says of it.
+// Note records a call, which may be one of something else than this API, and returns the error of Before for it.
 func (a *API) Note(call string) error {
 	a.Mu.Lock()
 	a.Calls = append(a.Calls, call)
@@ -180,10 +181,10 @@ func (a *API) Note(call string) error {
 	return before(call)
 }
 
-// of reports whether a call matches: a verb and a kind, or also a name.
+// of reports whether call is one of these calls: these is a verb and a kind ("get Lease"), or also a name.
 func of(call, these string) bool { return call == these || strings.HasPrefix(call, these+" ") }
 
-// Fail has these calls fail, until Before is another.
+// Fail makes these calls fail with err, until Before is set to something else.
 func (a *API) Fail(these string, err error) {
 	a.Before = func(call string) error {
 		if of(call, these) {
@@ -204,7 +205,7 @@ func (a *API) Once(these string, f func()) {
 	}
 }
 
-// Quietly runs f without records and faults.
+// Quietly runs f; calls in it are not recorded, and Before and After are not called.
 func (a *API) Quietly(f func()) {
 	a.Mu.Lock()
 	calls, before, after := a.Calls, a.Before, a.After
@@ -216,7 +217,7 @@ func (a *API) Quietly(f func()) {
 	a.Mu.Unlock()
 }
 
-// Took returns the calls since the last time.
+// Took returns the calls since Took was called last, with semicolons between.
 func (a *API) Took() string {
 	a.Mu.Lock()
 	defer a.Mu.Unlock()

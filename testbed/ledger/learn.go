@@ -30,16 +30,16 @@ var kinds = map[string]func(c *Change, name string) error{
 	migrationv1alpha1.GroupName + "/storageversionmigrations/": (*Change).learnMigration,
 }
 
-// unowned are the folders of data that kube-apiserver keeps for itself, past all storage of
-// resources, in the one version of it that there is (ARCHITECTURE.md).
+// unowned are the folders of values that kube-apiserver writes outside of every resource's storage. They have only
+// one version (ARCHITECTURE.md).
 var unowned = []string{"ranges/", "masterleases/", "peerserverleases/"}
 
 func isUnowned(path string) bool {
 	return slices.ContainsFunc(unowned, func(folder string) bool { return strings.HasPrefix(path, folder) })
 }
 
-// locate finds the resource in a key: custom resources, CRDs and APIServices carry their
-// group in it, the others only in their envelope.
+// locate finds the resource in a key: keys of custom resources, CRDs and APIServices contain the group, for the
+// others the group comes from the value's apiVersion.
 func locate(path string, encoding agree.Encoding) (schema.GroupResource, bool) {
 	segments := strings.Split(path, "/")
 	if len(segments) < 2 {
@@ -72,7 +72,7 @@ func Decode(value []byte, into any) error {
 	return typed.Unmarshal(envelope.Raw)
 }
 
-// learn reads what the object says about others.
+// learn reads a StorageVersion, identity Lease, CRD, StorageState or migration for what it says about other objects.
 func (c *Change) learn(path string) error {
 	for folder, learn := range kinds {
 		if name, ok := strings.CutPrefix(path, folder); ok {
@@ -82,7 +82,7 @@ func (c *Change) learn(path string) error {
 	return nil
 }
 
-// decoded is the object, nil if it is deleted.
+// decoded returns the object, nil if it is deleted.
 func decoded[T any](c *Change) (*T, error) {
 	if c.Value == nil {
 		return nil, nil
@@ -163,7 +163,7 @@ func (c *Change) learnLease(name string) error {
 func (c *Change) learnMigration(string) error {
 	svm, err := decoded[migrationv1alpha1.StorageVersionMigration](c)
 	if svm == nil {
-		return err // the account keeps those that are deleted
+		return err // deleted migrations stay in the ledger
 	}
 	c.apply = func(l *Ledger) {
 		m := l.Migrations[svm.UID]

@@ -1,10 +1,10 @@
-// Package ledger follows an etcd from outside, in the order of its revisions: which object is
-// stored in which encoding, and what stored objects say of others, that is who reports what
-// (StorageVersions), which servers there are (identity Leases), what may be stored
-// (StorageStates, CustomResourceDefinitions) and what is migrated.
+// Package ledger follows an etcd by a watch, in the order of its revisions, and asks no API server. It records in
+// which encoding each object is stored, and what stored objects say about others: which server reports what
+// (StorageVersions), which servers there are (identity Leases), what may be stored (StorageStates,
+// CustomResourceDefinitions) and what is migrated.
 //
-// Ledger is pure: events in, an account out. What has to hold of it its users say. Watch feeds it
-// from etcd.
+// Ledger is pure: it takes events, and answers questions about them. Its users decide which answers are right. Watch
+// feeds it from etcd.
 package ledger
 
 import (
@@ -35,10 +35,10 @@ type Event struct {
 	At time.Time
 }
 
-// Ledger is the account of a store from its first revision on; New makes one.
+// Ledger is the record of all that was written to an etcd since its first revision; New makes an empty one.
 // Invariant: events are applied in the order of their revisions, none left out.
 type Ledger struct {
-	// Revision is that of the last event.
+	// Revision is the revision of the last event.
 	Revision  int64
 	Resources map[schema.GroupResource]*Resource
 	// Servers are the servers that have had an identity Lease.
@@ -60,11 +60,11 @@ type Resource struct {
 	Version *Version
 	State   *migrationv1alpha1.StorageState
 	CRD     *apiextensionsv1.CustomResourceDefinition
-	// Joined is at which revision a server's report first appeared.
+	// Joined has, by server, the revision at which its report first appeared.
 	Joined map[agree.ServerID]int64
 	// Counts are how many objects are stored in each encoding.
 	Counts map[agree.Encoding]int
-	// last is, for each encoding that no object is in any more, the last revision at which one was.
+	// last has, for each encoding in which no object is stored any more, the last revision at which one was.
 	last map[agree.Encoding]int64
 }
 
@@ -76,7 +76,7 @@ type Version struct {
 	Common   agree.Encoding // "" without agreement
 }
 
-// Server is an API server by its identity Lease.
+// Server is an API server as its identity Lease describes it.
 type Server struct {
 	Release string
 	// Silent says that the server does not report.
@@ -91,8 +91,8 @@ type Migration struct {
 	Phase    evolve.Phase
 	Reason   string
 	Progress migrationv1alpha1.MigrationProgress
-	Order    int // later ones have a higher one
-	// Running is when it was first seen to run.
+	Order    int // later migrations have a higher number
+	// Running is when the watch first showed the migration as running.
 	Running time.Time
 }
 
@@ -104,19 +104,19 @@ type Object struct {
 
 // Change is the change that an event makes.
 type Change struct {
-	Event // its value is opened
-	// Was and Is are the object before and after it, nil where there is none.
+	Event // its Value is decrypted
+	// Was and Is are how the object was stored before the event and after it, nil if there was none.
 	Was, Is *Object
 	// About is the resource that the object describes, if it is a StorageVersion, a StorageState or a
 	// CustomResourceDefinition.
 	About schema.GroupResource
-	// Registered is the server that has registered with it, once it is applied.
+	// Registered is the server whose identity Lease is created by this event; Apply sets it.
 	Registered agree.ServerID
 
 	apply func(*Ledger)
 }
 
-// New returns the account of an empty store whose objects are under prefix ("/registry").
+// New returns the ledger of an empty etcd, in which objects will be stored under prefix ("/registry").
 func New(prefix string) *Ledger {
 	return &Ledger{
 		Resources:  map[schema.GroupResource]*Resource{},
@@ -127,10 +127,10 @@ func New(prefix string) *Ledger {
 	}
 }
 
-// Open says how encrypted values are opened.
+// Open sets the function that decrypts encrypted values.
 func (l *Ledger) Open(open Open) { l.open = open }
 
-// Of returns the resource, which is empty if nothing is known of it.
+// Of returns the record of a resource, which is empty if nothing is known of it.
 func (l *Ledger) Of(gr schema.GroupResource) *Resource {
 	r := l.Resources[gr]
 	if r == nil {
@@ -140,7 +140,7 @@ func (l *Ledger) Of(gr schema.GroupResource) *Resource {
 	return r
 }
 
-// ErrNoObject is the error of a key or value that is no object's.
+// ErrNoObject means that a key or value does not belong to an object.
 var ErrNoObject = errors.New("no object")
 
 // Read returns the change that an event will make, nil if the ledger does not record it. After an error the event must
@@ -174,7 +174,7 @@ func (l *Ledger) Read(e Event) (*Change, error) {
 	return c, nil
 }
 
-// Apply takes a change into account.
+// Apply records a change.
 func (l *Ledger) Apply(c *Change) {
 	if was := c.Was; was != nil {
 		r := l.Of(was.Resource)
@@ -203,7 +203,7 @@ func (l *Ledger) Silent() []agree.ServerID {
 	return found
 }
 
-// Standing returns what is known of the resource now.
+// Standing returns a copy of what is known of the resource now.
 func (l *Ledger) Standing(gr schema.GroupResource) *Resource {
 	now := *l.Of(gr)
 	now.Joined, now.Counts, now.last = maps.Clone(now.Joined), maps.Clone(now.Counts), maps.Clone(now.last)
@@ -228,7 +228,7 @@ func (l *Ledger) StoredSince(gr schema.GroupResource, revision int64) sets.Set[a
 	return found
 }
 
-// Reported returns every server that is in any report.
+// Reported returns every server that has a report in any StorageVersion.
 func (l *Ledger) Reported() sets.Set[agree.ServerID] {
 	found := sets.New[agree.ServerID]()
 	for _, r := range l.Resources {
@@ -239,7 +239,7 @@ func (l *Ledger) Reported() sets.Set[agree.ServerID] {
 	return found
 }
 
-// Reports returns the reports that stand.
+// Reports returns the reports in the resource's StorageVersion.
 func (r *Resource) Reports() []agree.Report {
 	if r.Version == nil {
 		return nil
@@ -247,7 +247,7 @@ func (r *Resource) Reports() []agree.Report {
 	return r.Version.Reports
 }
 
-// Common is the agreement, "" without one.
+// Common is the encoding on which all reports agree, "" if they do not agree.
 func (r *Resource) Common() agree.Encoding {
 	if r.Version == nil {
 		return ""
@@ -255,7 +255,7 @@ func (r *Resource) Common() agree.Encoding {
 	return r.Version.Common
 }
 
-// Stored is the stored set.
+// Stored is the stored set: the encodings that the StorageState names.
 func (r *Resource) Stored() []string {
 	if r.State == nil {
 		return nil
@@ -263,7 +263,7 @@ func (r *Resource) Stored() []string {
 	return r.State.Status.PersistedEncodings
 }
 
-// StoredVersions are the CRD's, nil for built-in resources.
+// StoredVersions are status.storedVersions of the CRD, nil for built-in resources.
 func (r *Resource) StoredVersions() []string {
 	if r.CRD == nil {
 		return nil
@@ -271,7 +271,7 @@ func (r *Resource) StoredVersions() []string {
 	return r.CRD.Status.StoredVersions
 }
 
-// Report is a server's, nil if it has none.
+// Report returns the report of a server, nil if it has none.
 func (r *Resource) Report(of agree.ServerID) *agree.Report {
 	for i, report := range r.Reports() {
 		if report.Server == of {
@@ -297,18 +297,18 @@ func (r *Resource) StateRef() (ref evolve.Ref) {
 	return ref
 }
 
-// Stands says whether the StorageState is not computed for another (uid, epoch).
+// Stands says whether the StorageState was computed for the (uid, epoch) that the StorageVersion has now.
 func (r *Resource) Stands() bool {
 	return r.State != nil && r.Version != nil && r.StateRef() == r.Ref()
 }
 
-// Exact says whether the stored set is known to be the encoding that all agree on.
+// Exact says whether the stored set is only the encoding that all servers agree on.
 func (r *Resource) Exact() bool {
 	return r.Stands() && r.Common() != "" && slices.Equal(r.Stored(), []string{string(r.Common())})
 }
 
-// Unsettled says what is missing for an agreement, a stored set with that encoding only, and a CRD whose
-// storedVersions name nothing else; "" if nothing is missing.
+// Unsettled says what is missing until servers agree on an encoding, the stored set is only that encoding, and the
+// CRD's storedVersions name only its version; "" if nothing is missing.
 func (r *Resource) Unsettled() string {
 	_, version, _ := strings.Cut(string(r.Common().Plain()), "/")
 	switch {

@@ -100,7 +100,7 @@ func TestServers(t *testing.T) {
 	}
 }
 
-// TestWatch: what an etcd holds arrives, those who wait for it are told, and a record ends.
+// TestWatch: events of etcd arrive in the account, When tells of them, and Record ends.
 func TestWatch(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()

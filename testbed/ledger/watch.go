@@ -13,7 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Watch feeds an account S, a Ledger or what is made of its events, from etcd.
+// Watch feeds an account S from etcd: a Ledger, or anything else that is computed from events.
 type Watch[S any] struct {
 	account S
 	apply   func(Event)
@@ -29,13 +29,13 @@ type Watch[S any] struct {
 	awaits []await[S]
 }
 
-// await is closed when its condition holds.
+// await is a condition that somebody waits for; met is closed when it holds.
 type await[S any] struct {
 	condition func(S) bool
 	met       chan struct{}
 }
 
-// NewWatch returns a watch that is not started. apply takes an event into the account.
+// NewWatch returns a watch that is not started. apply adds an event to the account.
 func NewWatch[S any](account S, apply func(Event)) *Watch[S] {
 	return &Watch[S]{account: account, apply: apply, moved: make(chan struct{}), done: make(chan struct{})}
 }
@@ -51,7 +51,7 @@ func (w *Watch[S]) Start(client *clientv3.Client, prefix string, from int64) {
 
 func (w *Watch[S]) run(ctx context.Context, prefix string, from int64) {
 	defer close(w.done)
-	// Watch itself blocks until etcd answers.
+	// client.Watch blocks until etcd answers, so it is not called in Start.
 	for batch := range w.client.Watch(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(from)) {
 		at := time.Now()
 		w.mu.Lock()
@@ -80,10 +80,10 @@ func (w *Watch[S]) take(e *clientv3.Event, at time.Time) {
 	w.apply(event)
 }
 
-// Done is closed when the watch has ended, be it that Stop was called.
+// Done is closed when the watch has ended, also after Stop.
 func (w *Watch[S]) Done() <-chan struct{} { return w.done }
 
-// Err says why it has ended.
+// Err says why the watch has ended.
 func (w *Watch[S]) Err() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -92,7 +92,7 @@ func (w *Watch[S]) Err() error {
 
 var errEnded = errors.New("the watch of etcd has ended")
 
-// CatchUp returns when everything has been applied that was in etcd when it was called.
+// CatchUp waits until everything has been applied that was in etcd when CatchUp was called.
 func (w *Watch[S]) CatchUp(ctx context.Context) error {
 	resp, err := w.client.Put(ctx, w.end, "")
 	if err != nil {
@@ -115,8 +115,8 @@ func (w *Watch[S]) CatchUp(ctx context.Context) error {
 	}
 }
 
-// When returns a channel that is closed as soon as the condition holds, in less time than it takes to
-// ask again and again. The condition must not keep the account.
+// When returns a channel that is closed as soon as the condition holds. It is checked after each
+// batch of events, which is faster than polling. The condition must not keep the account.
 func (w *Watch[S]) When(condition func(S) bool) <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -137,8 +137,8 @@ func (w *Watch[S]) meet() {
 	})
 }
 
-// With gives f the account, which must not be kept, and returns a channel that is closed when there
-// is more.
+// With calls f with the account, which f must not keep, and returns a channel that is closed when
+// more events have come.
 func (w *Watch[S]) With(f func(S)) (moved <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -146,7 +146,7 @@ func (w *Watch[S]) With(f func(S)) (moved <-chan struct{}) {
 	return w.moved
 }
 
-// Stop ends the watch, if it was started. The account can still be read, without With, too.
+// Stop ends the watch, if it was started. Afterwards the account can also be read without With.
 func (w *Watch[S]) Stop() {
 	if w.cancel != nil {
 		w.cancel()
@@ -154,8 +154,8 @@ func (w *Watch[S]) Stop() {
 	}
 }
 
-// Record keeps what is put and deleted below prefix, which ends in a slash, from now on until it is
-// stopped with the function that it returns, or ctx is done.
+// Record keeps the puts and deletes below prefix, which ends in a slash, from now until the returned
+// function is called or ctx is done.
 func Record(ctx context.Context, client *clientv3.Client, prefix string) (stop func(context.Context) ([]Event, error), err error) {
 	now, err := client.Get(ctx, prefix, clientv3.WithCountOnly())
 	if err != nil {

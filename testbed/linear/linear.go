@@ -44,7 +44,8 @@ func Listed(names []string, values map[string]string) map[Call]Answer {
 	return answers
 }
 
-// register is one object to its clients. Its state is its value, "" while it does not exist.
+// register is the model of one object as its clients see it. The state is the object's value, "" while it does not
+// exist.
 var register = porcupine.NondeterministicModel{
 	Partition: func(history []porcupine.Operation) [][]porcupine.Operation {
 		byName := map[string][]porcupine.Operation{}
@@ -66,7 +67,7 @@ var register = porcupine.NondeterministicModel{
 	DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v %+v", input, output) },
 }
 
-// step returns the values that a call can leave; none if its answer is wrong.
+// step returns the values that an object may have after a call; none if the answer is impossible.
 func step(now string, in Call, out Answer) []any {
 	exists := now != ""
 	var next string
@@ -87,7 +88,7 @@ func step(now string, in Call, out Answer) []any {
 	case out.Refused, !exists:
 		return []any{now}
 	case !out.Unknown && in.Verb == Update && out.Value != now:
-		return nil // it was computed from something else
+		return nil // the update was computed from another value
 	}
 	return []any{next}
 }
@@ -103,11 +104,10 @@ type History struct {
 // NewHistory returns an empty history.
 func NewHistory() *History { return &History{began: time.Now()} }
 
-// Now is the time to give to Record.
+// Now is the time since the history began, to be given to Record as the beginning of a request.
 func (h *History) Now() time.Duration { return time.Since(h.began) }
 
-// Record adds what one request that began at a time was answered about each object that it was
-// about.
+// Record adds the answers to one request, one for each object that it was about. began is Now before the request.
 func (h *History) Record(began time.Duration, answers map[Call]Answer) {
 	h.record(began, h.Now(), answers)
 }
@@ -131,7 +131,7 @@ func (h *History) Len() int {
 	return len(h.calls)
 }
 
-// Unknown returns how many calls are of an unknown outcome.
+// Unknown returns how many calls have an unknown outcome.
 func (h *History) Unknown() (n int) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -143,8 +143,7 @@ func (h *History) Unknown() (n int) {
 	return n
 }
 
-// Check returns an error if the history is not linearizable, or that was not found out within
-// the time.
+// Check returns an error if the history is not linearizable, or if the check takes longer than within.
 func (h *History) Check(within time.Duration) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()

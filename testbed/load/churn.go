@@ -20,13 +20,12 @@ import (
 
 // ChurnConfig says what to change.
 type ChurnConfig struct {
-	// Endpoints are written through in turns.
+	// Endpoints are the servers through which objects are written, in turns.
 	Endpoints []Endpoint
 	Resource  Resource
-	// Every says to change only every so manieth object; 1 by default. The others are only
-	// known.
+	// Every n means that only every n-th object is changed; 1 by default. The other objects must stay as they are.
 	Every int
-	// Workers is how many write at a time; 4 by default.
+	// Workers is how many workers write at a time; 4 by default.
 	Workers int
 	// Pause is between two writes of a worker; 20 ms by default.
 	Pause time.Duration
@@ -65,8 +64,7 @@ type ChurnResult struct {
 	Want map[string]string
 	// Updates, Deletes and Creates count the writes that have taken place.
 	Updates, Deletes, Creates int
-	// Again counts attempts that had to be made again, be it that the object had been
-	// rewritten.
+	// Again counts attempts that had to be repeated, for example because a migration had rewritten the object.
 	Again int
 	// Wrong says which objects were found to be neither as they were before a write nor as
 	// after it, or for which a write had no outcome in time.
@@ -181,7 +179,7 @@ func (w *churner) next() *churned {
 	return w.objects[w.random.IntN(len(w.objects))]
 }
 
-// endpoint is another one each time.
+// endpoint returns the endpoints in turns.
 func (w *churner) endpoint() Endpoint {
 	w.turn++
 	endpoints := w.churn.config.Endpoints
@@ -200,7 +198,7 @@ const (
 	remove verb = "delete"
 )
 
-// change makes one write to an object, again until it has an outcome.
+// change makes one write to an object, and repeats it until its outcome is known.
 func (w *churner) change(o *churned) {
 	v := update
 	switch {
@@ -234,7 +232,7 @@ func (c *Churn) id(e Endpoint) string {
 	return fmt.Sprintf("%s/churn-%s-%d", e.Name, c.config.Resource.Resource, c.serial)
 }
 
-// ended takes in how a write ended.
+// ended records the result of a write.
 func (c *Churn) ended(o *churned, v verb, err error) {
 	c.note(func(r *ChurnResult) {
 		switch {
@@ -256,7 +254,7 @@ func (c *Churn) ended(o *churned, v verb, err error) {
 	})
 }
 
-// write makes one attempt, the last of those tried. Without an error it has taken place.
+// write makes one attempt of a write; its ID is the last one in tried. It returns nil if the write has taken place.
 func (w *churner) write(e Endpoint, o *churned, v verb, tried []string) (err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.churn.config.Timeout)
 	defer cancel()

@@ -12,9 +12,8 @@ import (
 // client's write.
 const WriteAnnotation = "e2e.concord.dev/write"
 
-// Hash is that of an object's content: of all fields but apiVersion and kind, in which
-// encodings differ, and the resourceVersion, which is not stored. It is the same of an
-// object as the API returns it and as it is stored.
+// Hash returns a hash of an object's content: of all fields but apiVersion and kind, which differ between encodings,
+// and resourceVersion, which is not stored. An object has the same hash as the API returns it and as it is stored.
 func Hash(fields map[string]any) string {
 	fields = maps.Clone(fields)
 	delete(fields, "apiVersion")

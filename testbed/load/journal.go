@@ -34,7 +34,7 @@ type Journal struct {
 	accounts     map[Key]*account
 	acknowledged int64
 	refused      map[string]bool // attempts that a server said it did not write
-	foreign      []string        // writes that were seen although nobody can have made them
+	foreign      []string        // writes that were read although no client's request can have made them
 	failures     []Failure
 	stalls       map[string]time.Duration // the longest write begun in each step
 	step         string
@@ -100,7 +100,7 @@ func (l *Journal) Counts() (acknowledged int64, failures int, longest time.Durat
 	return l.acknowledged, len(l.failures), longest
 }
 
-// Note notes what became of an attempt.
+// Note records the outcome of an attempt to write.
 func (l *Journal) Note(key Key, filler string, m Mark, o Outcome) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,9 +152,8 @@ type Stored struct {
 	Filler string
 }
 
-// Check compares the stored objects with the answers that clients got. lost names objects that
-// lack an acknowledged write or whose content changed, foreign those that show a write
-// which nobody can have made: one that a server refused, or that no client sent.
+// Check compares the stored objects with the answers that clients got. lost names objects that lack an acknowledged
+// write or whose content changed, foreign those that show a write which a server refused or no client sent.
 func (l *Journal) Check(found map[Key]Stored) (lost, foreign []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -18,10 +18,10 @@ type Request struct {
 	Err      error
 }
 
-// Requests are all that were made, in the order of their ends.
+// Requests are all requests of a loop, in the order of their ends.
 type Requests []Request
 
-// Took are the milliseconds of the requests that were due in a time.
+// Took returns how many milliseconds each request took that was due between from and to.
 func (all Requests) Took(from, to time.Time) []float64 {
 	var took []float64
 	for _, r := range all {
@@ -60,10 +60,10 @@ func (r *record) time(due time.Time, request func() error) error {
 // maxWaiting is how many requests of an open loop may be without an answer.
 const maxWaiting = 2000
 
-// Open makes so many requests a second, whether those before are answered or not, until ctx ends or
-// there were count of them, where that is not 0. It returns when all are answered. The n-th
-// request counts from when it was due. Where 2,000 wait for an answer the rate is more than is served:
-// the next one, which is not made, has that as its error, and the loop ends.
+// Open makes rate requests a second, also while earlier ones have no answer yet, until ctx ends or, unless count is 0,
+// count requests were made. It returns when all are answered. The time of a request counts from when it was due. When
+// 2,000 requests wait for an answer, the rate is more than the servers can serve: the next request is not made, has
+// that as its error, and the loop ends.
 func Open(ctx context.Context, rate, count int, request func(n int) error) Requests {
 	r, began := &record{}, time.Now()
 	var waiting atomic.Int64
@@ -88,9 +88,9 @@ func Open(ctx context.Context, rate, count int, request func(n int) error) Reque
 	return r.done
 }
 
-// Closed has each of so many clients make one request after the other, with a pause after each, until
-// ctx ends or one of its requests fails. It returns when all are answered. request is given the client and how many requests
-// that has made before.
+// Closed runs this many clients. Each makes one request after the other, with a pause after each, until ctx ends or one
+// of its requests fails. Closed returns when all are answered. request is given the number of the client, and how many
+// requests that client has made before.
 func Closed(ctx context.Context, clients int, pause time.Duration, request func(client, n int) error) Requests {
 	r := &record{}
 	for client := range clients {

@@ -23,8 +23,8 @@ type Failure struct {
 	Write, Server string
 	Outcome       Outcome
 	Err           error
-	// Untrue is not empty for an error about the object (a conflict, not found, exists
-	// already) that the object, read afterwards, does not bear out. It says in which point.
+	// Untrue is set for an error about the object (a conflict, not found, exists already) that a later read of the
+	// object contradicts. It says how, for example "the object is still at 17".
 	Untrue      string
 	Started, At time.Time
 }

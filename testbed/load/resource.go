@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// A Resource is something to write.
+// Resource is a resource whose objects clients write.
 type Resource struct {
 	schema.GroupVersionResource
 	Kind string
@@ -21,7 +21,7 @@ type Resource struct {
 	Update func(text string) map[string]any
 }
 
-// through is a client of the resource by one server.
+// through returns a client of the resource at one server.
 func (r Resource) through(e Endpoint) dynamic.ResourceInterface {
 	if r.Namespace == "" {
 		return e.Client.Resource(r.GroupVersionResource)
@@ -81,8 +81,8 @@ func Policies() Resource {
 }
 
 // Bundles returns ClusterTrustBundles with a certificate, in PEM. Their storage version changes from v1beta1 to v1
-// when 1.36 leaves the window, which emulating 1.37 alone does not cause. v1beta1 is served if --runtime-config says
-// so.
+// when --min-compatibility-version rises above 1.36; emulating 1.37 alone does not change it. v1beta1 is served only
+// if --runtime-config says so.
 func Bundles(certificate string) Resource {
 	labels := func(text string) map[string]any {
 		return map[string]any{"text": strings.ReplaceAll(text, " ", "-")}
@@ -100,7 +100,7 @@ func Bundles(certificate string) Resource {
 	}
 }
 
-// Custom are custom resources in a namespace, with spec.text of any type.
+// Custom returns custom resources of any kind in a namespace, which have the string field spec.text.
 func Custom(gvr schema.GroupVersionResource, kind, namespace string) Resource {
 	return Resource{
 		GroupVersionResource: gvr,
@@ -113,7 +113,7 @@ func Custom(gvr schema.GroupVersionResource, kind, namespace string) Resource {
 	}
 }
 
-// ConfigMaps are a resource that never changes its encoding.
+// ConfigMaps returns a resource whose encoding never changes.
 func ConfigMaps(namespace string) Resource {
 	return Resource{
 		GroupVersionResource: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"},

@@ -16,9 +16,9 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// Endpoint is one server to write through.
+// Endpoint is one server through which objects are written.
 type Endpoint struct {
-	// Name is the server's in WriteAnnotation.
+	// Name is the server's name in WriteAnnotation.
 	Name   string
 	Client dynamic.Interface
 }
@@ -29,10 +29,10 @@ type Config struct {
 	Resources []Resource
 	// Prefix begins the names of the objects; "load" by default.
 	Prefix string
-	// Workers is how many there are per endpoint and resource; 2 by default.
+	// Workers is how many workers there are per endpoint and resource; 2 by default.
 	Workers int
-	// Objects is how many each worker has for itself; 5 by default. Besides, all workers
-	// of a resource write to one object.
+	// Objects is how many objects each worker has for itself; 5 by default. Besides, all workers of a resource
+	// write to one shared object.
 	Objects int
 	// Pause is between two writes of a worker; 20 ms by default.
 	Pause time.Duration
@@ -128,7 +128,7 @@ type worker struct {
 
 func (w *worker) client() dynamic.ResourceInterface { return w.resource.through(w.endpoint) }
 
-// turn makes a write, to the worker's own objects in turns or to the object of all workers.
+// turn makes one write: to one of the worker's own objects, in turns, or to the object that all workers share.
 func (w *worker) turn(own []*unstructured.Unstructured, turn int) {
 	i := turn % len(own)
 	name := fmt.Sprintf("%s-%d", w.name, i)
@@ -168,7 +168,7 @@ func (w *worker) update(old *unstructured.Unstructured) *unstructured.Unstructur
 	})
 }
 
-// patch changes an object whatever its version; a shared one is made if it is missing.
+// patch changes an object whatever its resourceVersion is; a shared object is created if it is missing.
 func (w *worker) patch(name string, shared bool) *unstructured.Unstructured {
 	id, text := w.next()
 	patch, err := json.Marshal(w.resource.patch(id, text))
@@ -201,7 +201,7 @@ func (w *worker) do(id, name, resourceVersion string, write func(context.Context
 	f := Failure{Write: id, Server: w.endpoint.Name, Err: err, Started: started, At: time.Now()}
 	now, readErr := w.read(name)
 	if readErr != nil && !apierrors.IsNotFound(readErr) && (apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)) {
-		// It cannot be checked whether this is true.
+		// The object cannot be read, so nobody knows whether the error is true.
 		f.Err = fmt.Errorf("read after %s: %w", apierrors.ReasonForError(err), readErr)
 	}
 	f.Untrue = untrue(err, now, readErr, id, resourceVersion)
@@ -219,7 +219,7 @@ func (w *worker) do(id, name, resourceVersion string, write func(context.Context
 // readAgain is the time between two attempts to read an object.
 const readAgain = 100 * time.Millisecond
 
-// read reads an object, again while the server cannot.
+// read reads an object, and tries again while the server fails.
 func (w *worker) read(name string) (now *unstructured.Unstructured, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), w.load.config.Timeout)
 	defer cancel()
@@ -231,7 +231,7 @@ func (w *worker) read(name string) (now *unstructured.Unstructured, err error) {
 	}
 }
 
-// untrue says in which point an error about the object is not borne out by the object.
+// untrue says how the object contradicts an error about it; "" if it does not.
 func untrue(err error, now *unstructured.Unstructured, readErr error, id, resourceVersion string) string {
 	exists, absent := readErr == nil, apierrors.IsNotFound(readErr)
 	switch {

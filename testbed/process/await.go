@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Until looks at a condition from time to time until it holds, that is until look returns
-// nil.
+// Until calls look from time to time until it returns nil.
 func Until(ctx context.Context, every time.Duration, look func(context.Context) error) error {
 	ticker := time.NewTicker(every)
 	defer ticker.Stop()
@@ -28,7 +27,7 @@ func Until(ctx context.Context, every time.Duration, look func(context.Context) 
 	}
 }
 
-// Await is Until as long as the process runs.
+// Await is like Until, but also ends when the process ends.
 func (p *Process) Await(ctx context.Context, every time.Duration, look func(context.Context) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

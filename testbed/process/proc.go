@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// clockTicks is how many of them /proc counts to a second, on every platform of Go.
+// clockTicks is how many clock ticks /proc counts in a second, on every platform of Go.
 const clockTicks = 100
 
 func (p *Process) proc(name string) string {
@@ -44,7 +44,7 @@ func cpuOf(stat []byte) (time.Duration, error) {
 	return time.Duration(ticks) * time.Second / clockTicks, nil
 }
 
-// ResetPeak lets PeakResident count from now on.
+// ResetPeak makes PeakResident count from now on.
 func (p *Process) ResetPeak() error {
 	if err := os.WriteFile(p.proc("clear_refs"), []byte("5"), 0); err != nil {
 		return fmt.Errorf("reset the peak memory of %s: %w", p.name, err)

@@ -23,9 +23,9 @@ type Process struct {
 	log     string
 	from    int64 // where this run's output begins in the log
 	started time.Time
-	done    chan struct{} // closed when it has ended
-	wanted  atomic.Bool   // somebody has ended it, or waits for its end
-	err     error         // why, once done is closed
+	done    chan struct{} // closed when the process has ended
+	wanted  atomic.Bool   // the end of the process is expected (Expect)
+	err     error         // why the process has ended, once done is closed
 }
 
 // Start runs a program in a group of its own. Its output goes to the end of a log file, and its
@@ -50,7 +50,8 @@ func Start(name string, cmd *exec.Cmd, log string) (*Process, error) {
 	p.cmd.SysProcAttr = ownGroup()
 	started := make(chan error, 1)
 	go func() {
-		// The kernel ends the child with the thread that started it.
+		// The kernel kills the child when the thread that started it ends (Pdeathsig), so this goroutine keeps its
+		// thread.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		p.started = time.Now()
@@ -68,16 +69,16 @@ func Start(name string, cmd *exec.Cmd, log string) (*Process, error) {
 	return p, nil
 }
 
-// PID is the process's number.
+// PID is the number of the process.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Started is when it was started.
+// Started is when the process was started.
 func (p *Process) Started() time.Time { return p.started }
 
-// Done is closed when it has ended.
+// Done is closed when the process has ended.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
-// Ended says that it has ended.
+// Ended says whether the process has ended.
 func (p *Process) Ended() bool {
 	select {
 	case <-p.done:
@@ -87,7 +88,7 @@ func (p *Process) Ended() bool {
 	}
 }
 
-// Failed says why it has ended; nil as long as it runs.
+// Failed says why the process has ended; nil as long as it runs.
 func (p *Process) Failed() error {
 	if !p.Ended() {
 		return nil
@@ -95,7 +96,7 @@ func (p *Process) Failed() error {
 	return p.Failure()
 }
 
-// Expect says that its end is no failure. Terminate and Kill do so themselves, if it still runs.
+// Expect notes that the end of the process is no failure. Terminate and Kill do so themselves, if it still runs.
 func (p *Process) Expect() { p.wanted.Store(true) }
 
 func (p *Process) expectFromNow() {
@@ -104,7 +105,7 @@ func (p *Process) expectFromNow() {
 	}
 }
 
-// Crashed says why it has ended, if nobody wanted it to.
+// Crashed says why the process has ended, unless its end was expected (Expect).
 func (p *Process) Crashed() error {
 	if p.wanted.Load() {
 		return nil
@@ -112,7 +113,7 @@ func (p *Process) Crashed() error {
 	return p.Failed()
 }
 
-// ExitCode is how it has ended, -1 if a signal ended it or it runs.
+// ExitCode is the exit code of the process, -1 if a signal ended it or it still runs.
 func (p *Process) ExitCode() int {
 	if !p.Ended() {
 		return -1
@@ -184,7 +185,7 @@ func (p *Process) read(from int64) (string, error) {
 	return string(content), err
 }
 
-// Tail introduces and shows the last lines of the log, or says why it cannot be read.
+// Tail returns the last lines of the log with an introduction, or says why the log cannot be read.
 func (p *Process) Tail() string {
 	const lines, size = 15, 16 << 10
 	from := p.from

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// TestMain has the test binary double as child processes, by what they do.
+// TestMain lets the test binary run as the child processes of these tests, each named for its behaviour.
 func TestMain(m *testing.M) {
 	Serve(map[string]func(context.Context, []string) error{
 		"polite": func(ctx context.Context, args []string) error {
@@ -119,7 +119,7 @@ func TestAwait(t *testing.T) {
 	}
 }
 
-// TestOutputOfOneRun: a log goes on over several runs, an output does not.
+// TestOutputOfOneRun: the log goes on over several runs, Output returns only that of one run.
 func TestOutputOfOneRun(t *testing.T) {
 	log := filepath.Join(t.TempDir(), "log")
 	for run := range 2 {

@@ -11,7 +11,7 @@ import (
 // goes to one file.
 type Program struct {
 	Name, Log string
-	// Command is that of the next run.
+	// Command makes the command of the next run.
 	Command func() (*exec.Cmd, error)
 
 	run atomic.Pointer[Process]
@@ -33,7 +33,7 @@ func (p *Program) Start() error {
 	return err
 }
 
-// Run is the run that goes on, or was the last; nil before the first.
+// Run returns the current run, or else the last one; nil before the first.
 func (p *Program) Run() *Process { return p.run.Load() }
 
 // Ended says that the program has been started and does not run any more.

@@ -10,10 +10,11 @@ import (
 	"syscall"
 )
 
-// roleVariable names the program that Self has started this one as.
+// roleVariable is the environment variable with the role in which Self has started this program.
 const roleVariable = "CONCORD_ROLE"
 
-// Self is this program as another one, which it has to Serve.
+// Self returns a command that runs this program again in a role. The program has to call Serve
+// with a function for it.
 func Self(role string, args ...string) *exec.Cmd {
 	program, err := os.Executable()
 	cmd := exec.Command(program, args...)
@@ -24,8 +25,8 @@ func Self(role string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Serve runs the one of these programs that Self has started this one as, and ends the process; it
-// returns if that is none of them. A program's context ends with SIGINT and SIGTERM.
+// Serve runs the function for the role in which Self has started this process, and then ends the process;
+// without such a role it returns at once. The context of the function ends with SIGINT and SIGTERM.
 func Serve(programs map[string]func(ctx context.Context, args []string) error) {
 	role := os.Getenv(roleVariable)
 	run, ok := programs[role]
