@@ -30,23 +30,22 @@ import (
 // Rewritten is the plural name of the custom resource whose objects are rewritten.
 const Rewritten = "rewrittens"
 
-// Corpus is a resource whose objects are rewritten.
+// Corpus is a resource whose objects a benchmark migrates.
 type Corpus struct {
 	kind string
 	gr   schema.GroupResource
-	// path is where its objects are served, prefix where they are stored.
+	// path is the URL path of its objects in the API, prefix the prefix of their keys in etcd.
 	path, prefix string
-	// old and current are the encodings from which and to which they are rewritten, and
-	// version is that of current.
+	// old and current are the encodings from which and to which objects are migrated; version is the API version
+	// of current.
 	old, current agree.Encoding
 	version      string
 	template     func(name string) Fields
-	// encode makes of the template's stored value that of another object, in the old
-	// encoding.
+	// encode makes the stored value of another object, in the old encoding, from the stored value of the template.
 	encode func(template []byte, name, uid string) ([]byte, error)
 }
 
-// CustomOf is the corpus of the custom resources of a plural name.
+// CustomOf returns the corpus of the custom resource with this plural name.
 func CustomOf(plural string) Corpus {
 	return Corpus{
 		kind:     KindOf(plural),
@@ -76,13 +75,13 @@ var (
 	}
 )
 
-// Resource names the resource.
+// Resource returns the group and the name of the resource.
 func (c Corpus) Resource() schema.GroupResource { return c.gr }
 
-// Kind is that of its objects.
+// Kind returns the kind of its objects.
 func (c Corpus) Kind() string { return c.kind }
 
-// object is the name of the i-th object; the order of names is that of numbers.
+// object is the name of the i-th object. Names sort like the numbers in them.
 func (c Corpus) object(i int) string { return fmt.Sprintf("object-%06d", i) }
 
 func encodeCustom(template []byte, name, uid string) ([]byte, error) {
@@ -100,7 +99,7 @@ func encodeCustom(template []byte, name, uid string) ([]byte, error) {
 
 var protobufs = protobuf.NewSerializer(scheme.Scheme, scheme.Scheme)
 
-// encodePolicy uses that the two versions of policies have the same shape.
+// encodePolicy encodes the template in v1beta1 by way of JSON: the fields of a policy are the same in v1 and v1beta1.
 func encodePolicy(template []byte, name, uid string) ([]byte, error) {
 	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(template, nil, nil)
 	if err != nil {
@@ -125,10 +124,10 @@ func encodePolicy(template []byte, name, uid string) ([]byte, error) {
 	return machinery.Encode(scheme.Codecs.EncoderForVersion(protobufs, admissionv1beta1.SchemeGroupVersion), &old)
 }
 
-// Servers are the API servers that run and watch, and the etcd below them.
+// Servers are the running API servers of a benchmark, and their etcd.
 type Servers struct {
 	Cluster *stage.Cluster
-	// Clients has one for each server.
+	// Clients has one client for each server.
 	Clients []*stage.Client
 }
 
@@ -149,14 +148,14 @@ func Open(ctx context.Context, cluster *stage.Cluster, args ...string) (*Servers
 }
 
 const (
-	// calmSpan is how long a server is observed, calmShare the part of that time for which a calm one may use the
-	// processor.
+	// calmSpan is how long a server's processor time is observed; calmShare is the share of it that a calm server
+	// may use.
 	calmSpan  = 200 * time.Millisecond
 	calmShare = 0.15
 )
 
-// Rest has every server collect its garbage, and then is AwaitCalm. Whether a collection of
-// all that watch caches keep falls into one second of work or another is chance.
+// Rest makes every server collect its garbage, and then waits like AwaitCalm. Otherwise it would be chance during
+// which measurement a server collects the large garbage of its watch caches.
 func (s *Servers) Rest(ctx context.Context) error {
 	for _, client := range s.Clients {
 		if _, err := client.Do(ctx, http.MethodGet, "/debug/pprof/heap?gc=1", "", nil); err != nil {
@@ -193,7 +192,7 @@ func (s *Servers) AwaitCalm(ctx context.Context) error {
 	})
 }
 
-// cpu is the processor time that each server has used.
+// cpu returns the processor time that each server has used.
 func (s *Servers) cpu() ([]time.Duration, error) {
 	var all []time.Duration
 	for _, server := range s.Cluster.Servers {
@@ -217,9 +216,8 @@ type Stored struct {
 	puts []migratestore.Put
 }
 
-// FillUnwatched is Fill, but does not ask the servers whether they have seen the objects,
-// nor after a migration: for servers that keep no custom resources in memory until they
-// are asked for them.
+// FillUnwatched is like Fill, but does not wait until the servers' watch caches have the objects, neither now nor
+// after a migration. It is for servers that keep custom resources in memory only after a client has read them.
 func (c Corpus) FillUnwatched(ctx context.Context, servers *Servers, n int) (*Stored, error) {
 	return c.fill(ctx, &Stored{unwatched: true}, servers, n)
 }
@@ -261,17 +259,17 @@ func (c Corpus) fill(ctx context.Context, s *Stored, servers *Servers, n int) (*
 	return s, err
 }
 
-// Objects is how many there are.
+// Objects returns the number of objects.
 func (s *Stored) Objects() int { return len(s.puts) }
 
-// Path is where the i-th of them is served; the next after the last is the first.
+// Path returns the URL path of the i-th object; after the last object comes the first again.
 func (s *Stored) Path(i int) string { return s.Corpus.path + "/" + s.Corpus.object(i%len(s.puts)) }
 
-// ValueBytes is the size of one in the old encoding.
+// ValueBytes is the size of an object's value in the old encoding.
 func (s *Stored) ValueBytes() int { return len(s.puts[0].Value) }
 
-// Restore brings the first n objects back to the old encoding, by raw transactions of the
-// form that a rewrite has, one for each, as many at a time: this is the raw limit.
+// Restore brings the first n objects back to the old encoding. It writes to etcd directly, by the same transactions as
+// a migration and with the same number of them at a time, so its speed is the limit that etcd sets (the raw limit).
 func (s *Stored) Restore(ctx context.Context, n int) (Span, error) {
 	if err := s.Check(ctx, n); err != nil {
 		return Span{}, err
@@ -282,8 +280,8 @@ func (s *Stored) Restore(ctx context.Context, n int) (Span, error) {
 	return s.write(ctx, n)
 }
 
-// checkedKeys is how many objects are read at a time. An etcd counts the keys of a range to
-// its end, however few are asked for.
+// checkedKeys is how many objects are read at a time. Each read also has an end key: etcd counts the keys of a
+// range up to its end, however few are asked for.
 const checkedKeys = 1000
 
 // Check reads the revisions of all objects and makes sure that the first n are in the
@@ -303,7 +301,7 @@ func (s *Stored) Check(ctx context.Context, n int) error {
 	return nil
 }
 
-// check is Check for the objects of a range, which are to be these.
+// check is Check for one range of keys, whose objects must be those in puts.
 func (s *Stored) check(ctx context.Context, start, end string, puts []migratestore.Put, n int) error {
 	page, err := s.kv.Range(ctx, start, end, 0, 0)
 	if err != nil {
@@ -324,8 +322,8 @@ func (s *Stored) check(ctx context.Context, start, end string, puts []migratesto
 	return nil
 }
 
-// write puts the first n values, each if its revision is unchanged, with the compare of
-// the StorageVersion that a rewrite has, as many transactions at a time as it has.
+// write puts the first n values by transactions like those of a migration: each compares the revision of the
+// value and that of the StorageVersion, and the same number runs at a time.
 func (s *Stored) write(ctx context.Context, n int) (Span, error) {
 	fence, err := s.fence(ctx)
 	if err != nil {
@@ -358,12 +356,12 @@ func (s *Stored) fence(ctx context.Context) (migratestore.Fence, error) {
 		return migratestore.Fence{}, err
 	}
 	if len(page.Entries) == 0 {
-		return migratestore.Fence{Key: key}, nil // stock servers report nothing: there still must not be one
+		return migratestore.Fence{Key: key}, nil // a stock server has no StorageVersion; the transactions compare that there still is none
 	}
 	return migratestore.Fence{Key: key, Revision: page.Entries[0].ModRevision}, nil
 }
 
-// seen completes a span with the time at which all servers had seen all writes.
+// seen completes a span with the time at which the watch caches of all servers had seen all writes.
 func (s *Stored) seen(ctx context.Context, done Span) (Span, error) {
 	if s.unwatched {
 		return done, nil

@@ -33,12 +33,12 @@ func Flip(ctx context.Context, c *stage.Client, plural, storage string) error {
 // Flipped is a change of a CRD's storage version, with the migration after it.
 type Flipped struct {
 	Span
-	// Changed is when the change was asked for.
+	// Changed is when the client asked for the change of the CRD.
 	Changed time.Time
 }
 
-// FlipAndMigrate changes the storage version and waits for the migration that the servers make of
-// it.
+// FlipAndMigrate changes the storage version and waits for the end of the migration that the
+// servers then start by themselves.
 func (s *Stored) FlipAndMigrate(ctx context.Context, storage string) (Flipped, error) {
 	ctx, cancel := context.WithTimeout(ctx, migrationLimit)
 	defer cancel()
@@ -51,7 +51,7 @@ func (s *Stored) FlipAndMigrate(ctx context.Context, storage string) (Flipped, e
 	return done, err
 }
 
-// stockMigrationsPath is where Kubernetes' own migrations are.
+// stockMigrationsPath is the URL path of Kubernetes' own StorageVersionMigrations.
 const stockMigrationsPath = "/apis/storagemigration.k8s.io/v1/storageversionmigrations"
 
 // FlipAndMigrateStock changes the storage version and has Kubernetes' own migrator migrate the

@@ -17,9 +17,9 @@ const (
 	// OpenRate is how many requests of an open loop are due in a second unless a Load says otherwise: half
 	// of them writes.
 	OpenRate = 200
-	// closedClients write and read in turns without a pause in a closed loop.
+	// closedClients is how many clients write and read in turns, without a pause, in a closed loop.
 	closedClients = 32
-	// tryAgain is how long a client waits when it was told to try again, as client-go does.
+	// tryAgain is how long a client waits after a 429 or 503, as client-go does.
 	tryAgain = time.Second
 )
 
@@ -31,7 +31,7 @@ type Load struct {
 	Open   bool
 	// Rate is how many requests are due in a second, 0 for OpenRate.
 	Rate int
-	// Requests are there after Run.
+	// Requests are the requests that Run has made.
 	load.Requests
 }
 
@@ -45,7 +45,7 @@ func (l *Load) Run(ctx context.Context) {
 	l.Requests = load.Closed(ctx, closedClients, 0, func(client, n int) error { return l.one(all, n*closedClients+client, n%2 == 0) })
 }
 
-// one makes a request until it is answered.
+// one makes a request, and repeats it while the server answers with 429 or 503.
 func (l *Load) one(ctx context.Context, i int, write bool) error {
 	method, contentType, body := http.MethodGet, "", []byte(nil)
 	if write {

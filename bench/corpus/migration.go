@@ -23,8 +23,8 @@ const (
 	objectLimit    = 20 * time.Millisecond
 )
 
-// migrated fails while a migration is under way. Servers begin some by themselves when they start
-// on an empty etcd, which may wait while objects are stored, and would take part in the measurement.
+// migrated fails while a migration is under way. Servers create migrations by themselves when they start on
+// an empty etcd. These may wait while objects are stored, and would otherwise run during the measurement.
 func (s *Servers) migrated(ctx context.Context) error {
 	all, err := s.Cluster.Raw.Get(ctx, migrationsPrefix, clientv3.WithPrefix())
 	if err != nil {
@@ -42,15 +42,14 @@ func (s *Servers) migrated(ctx context.Context) error {
 	return nil
 }
 
-// Migrate asks the servers for a migration of all objects and returns how long it ran:
-// from the moment a server has said that it does it until it has said that it is done.
-// The objects as it left them are checked by the next restore.
+// Migrate asks the servers for a migration of all objects and returns how long it ran: from when its
+// status said Running until it said Succeeded. The next Restore checks the migrated objects.
 func (s *Stored) Migrate(ctx context.Context, name string) (Span, error) {
 	return s.migrate(ctx, name, Fields{})
 }
 
-// MigrateThroughAPI is Migrate by the engine that goes through the API, which rewrites
-// nothing in the store.
+// MigrateThroughAPI is like Migrate, but with spec.engine API: objects are migrated by empty patches
+// through the API instead of transactions in etcd.
 func (s *Stored) MigrateThroughAPI(ctx context.Context, name string) (Span, error) {
 	return s.migrate(ctx, name, Fields{"engine": string(migrationv1alpha1.EngineAPI)})
 }
@@ -70,9 +69,9 @@ func (s *Stored) migrate(ctx context.Context, name string, spec Fields) (Span, e
 	})
 }
 
-// follow has a migration begin and waits for its end: the one of a key in etcd, or, where that is the
-// prefix of all, the next one of the resource. It is followed in etcd, so that following asks
-// nothing of the servers.
+// follow calls begin, and waits for the end of the migration that it begins. key is the key of that
+// migration in etcd, or the prefix of all migrations; then the next migration of the resource is
+// meant. The status is watched in etcd, so that the measured servers get no requests for it.
 func (s *Stored) follow(ctx context.Context, key string, begin func() error) (Span, error) {
 	raw := s.Servers.Cluster.Raw
 	before, err := raw.Get(ctx, key)
@@ -103,7 +102,7 @@ func (s *Stored) follow(ctx context.Context, key string, begin func() error) (Sp
 	return s.seen(ctx, done)
 }
 
-// take takes in a change of a migration, if it is the resource's, and says whether it has succeeded.
+// take reads a change of a migration, if it is one of the resource, and says whether the migration has succeeded.
 func (d *Span) take(e ledger.Event, resource string) (ended bool, err error) {
 	if e.Value == nil {
 		return false, errors.New("it was deleted")

@@ -21,15 +21,15 @@ const (
 	// payloadBytes makes an object about 1 KiB as it is stored.
 	payloadBytes = 600
 	UsableLimit  = 60 * time.Second
-	// calmPoll is the time between two looks at a condition where the time it takes is not
-	// measured, or the machine is busy, and exactPoll where it is measured.
+	// CalmPoll is the time between two checks of a condition if the time until it holds is not
+	// measured, or the machine is busy; ExactPoll is the time between two if it is measured.
 	CalmPoll  = 100 * time.Millisecond
 	ExactPoll = 10 * time.Millisecond
 )
 
 var payload = strings.Repeat("0123456789abcdef", payloadBytes/16)
 
-// Fields are an object as JSON has it.
+// Fields are the fields of an object, as in JSON.
 type Fields = map[string]any
 
 // Marshal never fails for the values that this program writes.
@@ -109,7 +109,7 @@ func Policy(name string) Fields {
 	}
 }
 
-// Identity is the part of an object that a client keeps to write the object again.
+// Identity is the part of an object that a client needs to write the object again.
 type Identity struct {
 	Metadata struct {
 		Name            string `json:"name"`
@@ -127,8 +127,7 @@ func IdentityOf(body []byte) (Identity, error) {
 	return id, err
 }
 
-// AwaitBootstrap waits until the cluster's own objects are there: the default namespace
-// and the migrations' resources.
+// AwaitBootstrap waits until the default namespace exists and the resources of migration.k8s.io are served.
 func AwaitBootstrap(ctx context.Context, c *stage.Client) error {
 	return Eventually(ctx, "the cluster's own objects exist", func(ctx context.Context) error {
 		for _, path := range []string{"/api/v1/namespaces/default", migrationsPath, "/apis/migration.k8s.io/v1alpha1/storagestates"} {
@@ -155,8 +154,8 @@ func CreateCRD(ctx context.Context, clients []*stage.Client, plural, storage str
 	})
 }
 
-// PostCRD creates a CRD and waits for nothing: a list of its objects would make a server
-// keep them in memory from then on.
+// PostCRD creates a CRD and does not wait until its objects can be listed: a list would make a
+// server keep them in memory from then on.
 func PostCRD(ctx context.Context, c *stage.Client, plural, storage string) error {
 	if _, err := c.Do(ctx, http.MethodPost, CRDPath, JSONType, Definition(plural, storage)); err != nil {
 		return fmt.Errorf("create the CRD of %s: %w", plural, err)

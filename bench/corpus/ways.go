@@ -13,21 +13,22 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// Ways are the ways of migrating one resource, with what each took.
+// Ways are the ways of migrating one resource, with the time that each took in each round.
 type Ways struct {
-	// Rewrite is Concord's, Noop the same with nothing to do, API its engine that goes through
-	// the API, Raw the same bytes by raw transactions, Update a PUT per object, Apply
-	// an empty apply per object.
+	// Rewrite is Concord's migration in etcd, Noop the same when all objects are in the current
+	// encoding already, API Concord's migration through the API, Raw the same bytes written by raw
+	// transactions of etcd, Update a PUT per object, Apply an empty server-side apply per object.
 	Rewrite, Noop, API, Raw, Update, Apply []Span
 }
 
-// forgotten is how long after a client's requests a migration does not give way to it any more.
+// forgotten is the time after which a migration does not give way any more to a client that has made requests.
 const forgotten = 2 * time.Second
 
 // perRound is how often a round measures the ways that take a fraction of a second.
 const perRound = 3
 
-// Round measures every way but the one through the API, the single writes once.
+// Round measures every way but API: perRound times those that write many objects at a time, and
+// once the single writes.
 func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error {
 	if err := load.Pause(ctx, forgotten); err != nil {
 		return err
@@ -40,8 +41,7 @@ func (w *Ways) Round(ctx context.Context, stored *Stored, i, sampled int) error 
 	return w.oneByOne(ctx, stored, i, sampled)
 }
 
-// together measures once the ways that write many objects at a time. The raw writes of the
-// old bytes undo the rewrites.
+// together measures Raw, Rewrite and Noop once. Raw writes the old bytes and so undoes an earlier Rewrite.
 func (w *Ways) together(ctx context.Context, stored *Stored, i int) error {
 	if err := stored.Servers.Rest(ctx); err != nil {
 		return err
@@ -57,7 +57,7 @@ func (w *Ways) together(ctx context.Context, stored *Stored, i int) error {
 	if err != nil {
 		return err
 	}
-	// Now and not after the single writes, since it would give way to the client.
+	// Noop comes now and not after the single writes: it would give way to their client.
 	if err := stored.Servers.Rest(ctx); err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (w *Ways) together(ctx context.Context, stored *Stored, i int) error {
 	return nil
 }
 
-// oneByOne measures the single writes once.
+// oneByOne measures Update and Apply once.
 func (w *Ways) oneByOne(ctx context.Context, stored *Stored, i, sampled int) error {
 	single := []struct {
 		spans *[]Span
@@ -94,8 +94,8 @@ func (w *Ways) oneByOne(ctx context.Context, stored *Stored, i, sampled int) err
 	return nil
 }
 
-// RoundThroughAPI measures the engine that goes through the API once, and the single writes
-// right after it, since machines have better minutes and worse ones.
+// RoundThroughAPI measures API once, and the single writes right after it, because the speed of
+// the machine changes over time.
 func (w *Ways) RoundThroughAPI(ctx context.Context, stored *Stored, i, sampled int) error {
 	if _, err := stored.Restore(ctx, len(stored.puts)); err != nil {
 		return err
@@ -114,21 +114,21 @@ func (w *Ways) RoundThroughAPI(ctx context.Context, stored *Stored, i, sampled i
 	return w.oneByOne(ctx, stored, i+1, sampled)
 }
 
-// apiWrite migrates one object by one write, made from the object as it was listed.
+// apiWrite migrates one object by one API write that is made from the object as it was listed.
 type apiWrite func(ctx context.Context, c *stage.Client, path string, o listed) error
 
-// listed is an object as a list shows it, and the part of that which an empty apply needs.
+// listed is an object as a list returns it: whole, and only the fields that an empty apply needs.
 type listed struct{ whole, identity []byte }
 
-// PutListed is how kube-storage-version-migrator migrates an object: it reads it again only
-// after a conflict.
+// PutListed migrates an object as kube-storage-version-migrator does: by a PUT of the object as
+// it was listed. That migrator reads an object again only after a conflict.
 func PutListed(ctx context.Context, c *stage.Client, path string, o listed) error {
 	_, err := c.Do(ctx, http.MethodPut, path, JSONType, o.whole)
 	return err
 }
 
-// ApplyNothing is how kube-controller-manager's migrator does it, with the identity of the
-// object as it was listed.
+// ApplyNothing migrates an object as kube-controller-manager's migrator does: by a server-side
+// apply of nothing but the identity of the object as it was listed.
 func ApplyNothing(ctx context.Context, c *stage.Client, path string, o listed) error {
 	_, err := c.Do(ctx, http.MethodPatch, path+"?fieldManager=storage-version-migrator-controller", "application/apply-patch+yaml", o.identity)
 	return err
@@ -155,7 +155,8 @@ func (s *Stored) OneByOne(ctx context.Context, n int, write apiWrite) (Span, err
 	return Span{objects: n, began: began, end: end, seen: end}, nil
 }
 
-// list returns the first n objects, in order. The migrators read them by pages.
+// list reads the first n objects, in order. Real migrators list them in pages; the time for
+// this is not measured.
 func (s *Stored) list(ctx context.Context, n int) ([]listed, error) {
 	objects := make([]listed, n)
 	for i := range n {
@@ -175,14 +176,14 @@ func (s *Stored) list(ctx context.Context, n int) ([]listed, error) {
 	return objects, nil
 }
 
-// Span is how long it took to write objects: until the last one is written, and until
-// every server's watch cache has seen it.
+// Span is the time that it took to write objects: until the last one is written (end), and
+// until the watch cache of every server has seen it (seen).
 type Span struct {
 	objects          int
 	began, end, seen time.Time
 }
 
-// Objects is how many were written.
+// Objects is how many objects were written.
 func (s Span) Objects() int { return s.objects }
 
 // Of returns a span in which only n objects were written.
@@ -194,18 +195,19 @@ func (s Span) Of(n int) Span {
 // Began is when the first write could begin.
 func (s Span) Began() time.Time { return s.began }
 
-// Written is when the last one was written.
+// Written is when the last object was written.
 func (s Span) Written() time.Time { return s.end }
 
-// Watched is when every server's watch cache had seen it.
+// Watched is when the watch cache of every server had seen the last object.
 func (s Span) Watched() time.Time { return s.seen }
 
-// awaitSeen waits until every server's watch cache has the object as of the revision. A cache
-// of another served version is built only if somebody reads that, which nobody does here.
+// awaitSeen waits until the watch cache of every server has the object at the revision or a
+// later one. Each served version has a watch cache of its own, which is built when a client
+// reads that version; nobody reads the others here.
 func (s *Stored) awaitSeen(ctx context.Context, object string, revision int64) error {
 	path := fmt.Sprintf("%s/%s?resourceVersion=%d", s.Corpus.path, object, revision)
 	for _, client := range s.Servers.Clients {
-		// The server waits itself, and answers 504 after some seconds.
+		// The server itself waits until its cache is recent enough, and answers 504 after some seconds.
 		err := Eventually(ctx, "a watch cache is up to date", func(ctx context.Context) error {
 			_, err := client.Do(ctx, http.MethodGet, path, "", nil)
 			var status *cluster.StatusError

@@ -29,7 +29,7 @@ func Chart(title, unit string, bars []Bar) string {
 			least, most = min(least, b.Value), max(most, b.Value)
 		}
 	}
-	// The shortest bar begins a decade above zero length, so that it can be seen.
+	// The scale begins below the shortest bar, so that this bar can be seen.
 	from := math.Floor(math.Log10(min(least, most))) - 0.3
 	span := math.Log10(most) - from
 	width := 2*margin + labelWidth + plotWidth + valueWidth

@@ -14,7 +14,8 @@ type Row struct {
 	// Unit of Value and of Beside.Value: "ms", "s", "objects/s", "MiB", or "" for a count.
 	Unit  string  `json:"unit,omitempty"`
 	Value float64 `json:"value"`
-	// Beside is the other side, which was measured in turns with it.
+	// Beside is the figure that Value is compared with, for example that of stock
+	// kube-apiserver. Both were measured in turns.
 	Beside *Beside `json:"beside,omitempty"`
 	Target *Target `json:"target,omitempty"`
 	// Verdict is PASS or miss where there is a target.
@@ -24,7 +25,7 @@ type Row struct {
 	Note    string    `json:"note,omitempty"`
 }
 
-// Beside is the other side of a comparison.
+// Beside is the other side of a comparison, with which Row.Value is compared.
 type Beside struct {
 	What  string  `json:"what"`
 	Value float64 `json:"value"`
@@ -66,7 +67,7 @@ func AtMost(bound float64) *Target { return &Target{Bound: bound} }
 // AtLeast is the target of a value that must not be smaller.
 func AtLeast(bound float64) *Target { return &Target{AtLeast: true, Bound: bound} }
 
-// Compare puts another side beside the row, of the same unit.
+// Compare adds the other side of the comparison; its value has the unit of the row.
 func (r Row) Compare(what string, value float64) Row {
 	r.Beside = &Beside{What: what, Value: value, Ratio: finite(r.Value / value)}
 	return r
@@ -136,7 +137,7 @@ func quantity(x float64, unit string) string {
 	return number(x) + " " + unit
 }
 
-// number writes a figure with three digits that count, thousands apart.
+// number writes a figure with three significant digits, and with separators between thousands.
 func number(x float64) string {
 	switch size := math.Abs(x); {
 	case math.IsNaN(x):

@@ -28,9 +28,9 @@ func Median(samples []float64) float64 {
 
 const resamples = 400
 
-// RatioInterval returns the bounds between which statistic(a)/statistic(b) lies with
-// 95 % confidence. a and b are taken in pairs, measured one right after the other, and
-// the pairs drawn anew with replacement. It is not ok with fewer than 20 pairs.
+// RatioInterval returns the bounds between which statistic(a)/statistic(b) lies with 95 %
+// confidence, by bootstrap: the samples are pairs, measured one right after the other, and
+// pairs are drawn at random with replacement. It is not ok with fewer than 20 pairs.
 func RatioInterval(a, b []float64, statistic func([]float64) float64) (low, high float64, ok bool) {
 	pairs := min(len(a), len(b))
 	if pairs < 20 {

@@ -16,7 +16,7 @@ import (
 // Kubernetes' own migrator, which takes about ten milliseconds for each.
 const maxLoaded, maxStock = 20_000, 2000
 
-// beside has the measurements of clients of one kind and migrations, together.
+// beside has the measurements of migrations that ran beside clients of one kind, an open or a closed loop.
 type beside struct {
 	// idle and busy are the durations of requests without and with a migration, in milliseconds; with a migration
 	// means from the change of the storage version until the watch cache has the last object.
@@ -24,7 +24,7 @@ type beside struct {
 	spans      []corpus.Span
 }
 
-// p99Ratio is how much longer the slowest of a hundred requests takes with a migration.
+// p99Ratio is the 99th percentile of the durations with a migration, divided by that without.
 func (b beside) p99Ratio() float64 {
 	return figures.Quantile(b.busy, 0.99) / figures.Quantile(b.idle, 0.99)
 }
@@ -43,12 +43,12 @@ type migrator struct {
 	rounds  int
 	stored  *corpus.Stored
 	migrate func(ctx context.Context, round int, storage string) (corpus.Flipped, error)
-	// loads has the measurements of the open loop, and of the closed one.
+	// loads has the measurements beside the open loop (true) and the closed loop (false).
 	loads map[bool]*beside
 }
 
-// besideClients measures migrations beside clients of the migrated resource, each with the change
-// of the storage version before it: Concord's, and those of Kubernetes on a stock server.
+// besideClients measures migrations beside clients of the migrated resource, each with the change of the storage
+// version before it: migrations by Concord, and on a stock server those by Kubernetes' own migrator.
 func (b *bench) besideClients(ctx context.Context) error {
 	b.ours, b.stock = map[bool]*beside{true: {}, false: {}}, map[bool]*beside{true: {}, false: {}}
 	return errors.Join(b.besideOurs(ctx), b.besideStock(ctx))
@@ -115,8 +115,8 @@ func (b *bench) besideStock(ctx context.Context) (err error) {
 		}})
 }
 
-// beside has a migrator work beside each kind of clients in turns. The storage version is v2 at
-// first, and changes each time.
+// beside lets a migrator work beside the open and the closed loop in turns. The storage version is v2 at first,
+// and changes each time.
 func (b *bench) beside(ctx context.Context, m migrator) error {
 	for i := range m.rounds {
 		for _, one := range []struct {

@@ -1,19 +1,17 @@
-// Command migration measures how fast stored objects are migrated, beside the raw limit
-// of etcd and the ways of existing migrators, on the same data, servers and run:
+// Command migration measures how fast stored objects are migrated, and compares that with raw transactions of etcd
+// and with existing migrators, on the same data and servers and in the same run:
 //
 //	go run ./bench/migration [-objects N] [-servers N] [-rounds N] [-scale N,N,...] [-only PART,...] [-dir DIR] [-o json]
 //
-// With -scale 10000,100000,1000000 it also measures, in some minutes, the time and
-// memory that a migration takes at each of these numbers of objects. With -only loads it measures
-// nothing but migrations beside clients of the migrated resource: an open loop of them, whose
-// latencies count from when a request was due, and a closed loop that saturates the machine.
-// Kubernetes' own migrator does the same on a stock server. The other parts are ways (each way of
-// migrating, and how long clients of other resources wait) and scale (which needs -scale).
+// With -scale 10000,100000,1000000 it also measures, in some minutes, the time and memory that a migration takes at
+// each of these numbers of objects. With -only loads it measures nothing but migrations beside clients of the
+// migrated resource: an open loop of them, whose latencies count from when a request was due, and a closed loop
+// that saturates the machine. Kubernetes' own migrator does the same on a stock server. The other parts are ways
+// (each way of migrating, and how long clients of other resources wait) and scale (which needs -scale).
 //
-// The ways that are compared are measured in turns, and of each the median round counts: ratios are
-// what matters. The table and a chart are written to files, migration.md and migration.svg, and
-// the table to stdout as well; with -o json stdout is one JSON document. It exits with 1 when a
-// measurement fails, not when a figure misses its target.
+// The ways that are compared are measured in turns, and of each the median round counts: ratios are what matters. The
+// table and a chart are written to files, migration.md and migration.svg, and the table to stdout as well; with -o
+// json stdout is one JSON document. It exits with 1 when a measurement fails, not when a figure misses its target.
 package main
 
 import (
@@ -42,8 +40,8 @@ type options struct {
 	rate int
 	// idle is how long clients are timed without a migration in a round.
 	idle time.Duration
-	// scale has numbers of objects at which time per object and memory are measured, in at most this many rounds of
-	// each leg.
+	// scale has the numbers of objects at which time per object and memory are measured, and legRounds is how many
+	// rounds each leg has at most.
 	scale     []int
 	legRounds int
 	dir       string

@@ -30,7 +30,7 @@ func TestSmallestRun(t *testing.T) {
 	var stdout, stderr bytes.Buffer
 	ctx := t.Context()
 	if deadline, ok := t.Deadline(); ok {
-		// What it came to is told before the test program is ended.
+		// The run ends 30 s before the test's deadline, so that its progress is printed.
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, deadline.Add(-30*time.Second))
 		defer cancel()
@@ -38,7 +38,7 @@ func TestSmallestRun(t *testing.T) {
 	if err := run(ctx, []string{"-objects", "200", "-rounds", "1", "-samples", "100", "-rate", "20", "-idle", "2s", "-scale", "200,300", "-leg-rounds", "1", "-dir", dir, "-o", "json"}, &stdout, &stderr); err != nil {
 		t.Fatalf("%v\n%s", err, stderr.String())
 	}
-	// By its keys, as a reader of the document does.
+	// The document is decoded by its JSON keys, as its readers do it.
 	var d struct {
 		Results              []map[string]any
 		Ratios               map[string]float64
@@ -82,7 +82,7 @@ func TestSmallestRun(t *testing.T) {
 	}
 }
 
-// TestTargets holds every row that is judged against its target.
+// TestTargets: which rows have a target, and what it is.
 func TestTargets(t *testing.T) {
 	spans := []corpus.Span{corpus.Span{}.Of(1)}
 	ways := corpus.Ways{Rewrite: spans, Raw: spans, Update: spans, Apply: spans, API: spans, Noop: spans}

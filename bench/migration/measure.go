@@ -19,12 +19,13 @@ type bench struct {
 
 	custom, builtin corpus.Ways
 	valueBytes      [2]int // of a custom resource and of a built-in one, in the old encoding
-	// idle and busy are the latencies of client writes, in milliseconds, without a migration
-	// and during one, and yielding what the migrations took during which they were taken.
+	// idle and busy are the latencies of client writes, in milliseconds, without a migration and
+	// during one; yielding is how long these migrations took, which give way to the clients.
 	idle, busy []float64
 	yielding   []corpus.Span
 	scaled     []*scaled
-	// ours and stock are the measurements beside an open loop of clients, and a closed one.
+	// ours and stock are the measurements of Concord and of Kubernetes' own migrator beside an
+	// open loop of clients (true) and a closed one (false).
 	ours, stock map[bool]*beside
 }
 
@@ -32,8 +33,8 @@ func (b *bench) logf(format string, args ...any) {
 	_, _ = fmt.Fprintf(b.progress, format+"\n", args...)
 }
 
-// maxRepeatedly is how many objects are migrated through the API in every round; more are
-// in the first one only, since it takes milliseconds for each.
+// maxRepeatedly is up to how many objects are migrated through the API in every round. With
+// more objects only the first round does so, since each object takes milliseconds.
 const maxRepeatedly = 20_000
 
 func (b *bench) measure(ctx context.Context) (err error) {
@@ -81,8 +82,8 @@ func (b *bench) measure(ctx context.Context) (err error) {
 	return b.foreground(ctx, custom)
 }
 
-// fill stores objects and migrates them once, which makes the servers build what they
-// need and is not counted.
+// fill stores objects and migrates them once. That first migration is not measured: in it the
+// servers build what they need for all of them.
 func (b *bench) fill(ctx context.Context, c corpus.Corpus, servers *corpus.Servers) (*corpus.Stored, error) {
 	stored, err := c.Fill(ctx, servers, b.options.objects)
 	if err != nil {
@@ -95,9 +96,9 @@ func (b *bench) fill(ctx context.Context, c corpus.Corpus, servers *corpus.Serve
 const (
 	// settle is how long the writers write before a migration begins.
 	settle = 500 * time.Millisecond
-	// maxRounds bounds how many migrations the writers' samples may take, and maxYielding
-	// how many objects each of them writes: it gives way and takes its time, so long that
-	// garbage is collected now and then, as without a migration.
+	// maxRounds is how many migrations are run at most to get enough samples of client writes,
+	// and maxYielding is how many objects each of them writes. Such a migration gives way to the
+	// clients and takes so long that garbage is collected now and then, as without a migration.
 	maxRounds, maxYielding = 40, 10_000
 )
 

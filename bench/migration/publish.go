@@ -32,7 +32,7 @@ type document struct {
 	Ratios map[string]float64 `json:"ratios"`
 	// ClientWrites are quantiles of the latency of client writes, in milliseconds.
 	ClientWrites map[string]float64 `json:"clientWritesMilliseconds,omitempty"`
-	// OpenLoop and ClosedLoop are beside clients of the migrated resource.
+	// OpenLoop and ClosedLoop are the results of migrations beside clients of the migrated resource.
 	OpenLoop   loadedResult `json:"openLoop,omitzero"`
 	ClosedLoop loadedResult `json:"closedLoop,omitzero"`
 
@@ -101,8 +101,9 @@ func (d *document) addWays(b *bench) {
 		Compare(cr.Name, cr.ObjectsPerSecond))
 }
 
-// addLoad adds the measurements beside clients of the migrated resource. Their slowest requests
-// may take half as long again, or 5 ms more; twice as long where they saturate the machine.
+// addLoad adds the measurements beside clients of the migrated resource. The 99th percentile of
+// their requests may be 1.5 times as long as without a migration, or 5 ms longer; twice as long in
+// the closed loop, which saturates the machine.
 func (d *document) addLoad(b *bench, open bool) loadedResult {
 	ours, stock, name := b.ours[open], b.stock[open], loadName(open)
 	least, ratio, more := 500.0, 2.0, 0.0
@@ -129,8 +130,8 @@ func (d *document) addLoad(b *bench, open bool) loadedResult {
 	return loadedResult{fast.ObjectsPerSecond, ours.p99Ratio(), slow.ObjectsPerSecond, stock.p99Ratio()}
 }
 
-// add notes a way and returns it: its median round, since machines have better minutes and
-// worse ones. All rounds of a way migrate as many objects.
+// add records the median round of a way and returns it. The median counts because the speed of the
+// machine changes over time. All rounds of a way migrate the same number of objects.
 func (d *document) add(name string, spans []corpus.Span, end func(corpus.Span) time.Time) result {
 	r := result{Name: name, Objects: spans[0].Objects(), Seconds: medianSeconds(spans, end)}
 	r.ObjectsPerSecond = float64(r.Objects) / r.Seconds
@@ -147,7 +148,7 @@ func medianSeconds(spans []corpus.Span, end func(corpus.Span) time.Time) float64
 	return figures.Median(seconds)
 }
 
-// compare adds a row of two ways, which a target judges unless it is nil.
+// compare adds a row that compares two ways. The target judges the row unless it is nil.
 func (d *document) compare(name, note string, one, other result, target *figures.Target) {
 	row := figures.Row{Figure: name, Unit: "objects/s", Value: one.ObjectsPerSecond, Note: note}.
 		Compare(other.Name, other.ObjectsPerSecond)

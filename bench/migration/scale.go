@@ -14,33 +14,32 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// scaled has the time and memory that migrations of a number of custom resources take, by a
-// server of its own that keeps none of them in memory: all growth is the migration's.
+// scaled has the measurements of migrations of one number of custom resources. The server is used for nothing
+// else and keeps no custom resource in memory, so that all growth of its memory is the migration's.
 type scaled struct {
 	cluster *stage.Cluster
 	stored  *corpus.Stored
 	// perLeg is how many rounds there are in each leg.
 	perLeg          int
 	full, noop, raw []corpus.Span
-	// rounds counts also the first two, which are not measured.
+	// rounds counts all rounds, also the first two, which are not measured.
 	rounds int
-	// before is the memory that the server needed before the first, and extra how much more
-	// it held at most since, in bytes.
+	// before is the memory that the server needs before the first round, and extra is how much more it held at
+	// most since then, in bytes.
 	before, extra int64
 }
 
 const (
-	// legs is how often all sizes are gone through, up and down in turns: machines have better
-	// minutes and worse ones.
+	// legs is how often all sizes are measured, from the first to the last and back in turns, because the speed
+	// of the machine changes over time.
 	legs = 4
-	// legObjects is how many objects are migrated in a leg at each size, in at most as many
-	// rounds as -leg-rounds says and at least one: of a short migration alone the time says
-	// more of its beginning than of its size, and the memory more of when garbage happened to
-	// be collected.
+	// legObjects is how many objects are migrated in a leg at each size. Small sizes take several rounds for
+	// it, at least one and at most -leg-rounds: the time of a single short migration depends mostly on its
+	// start, and its memory on when garbage happened to be collected.
 	legObjects = 200_000
 )
 
-// scale migrates each number of objects.
+// scale measures migrations of each of the numbers of objects.
 func (b *bench) scale(ctx context.Context) (err error) {
 	for _, n := range b.options.scale {
 		one, prepareErr := b.prepareScaled(ctx, n)
@@ -78,7 +77,7 @@ func (b *bench) scale(ctx context.Context) (err error) {
 	return nil
 }
 
-// prepareScaled stores n objects. The cluster is to be closed also if there is an error.
+// prepareScaled starts a cluster and stores n objects. The caller closes the cluster, also after an error.
 func (b *bench) prepareScaled(ctx context.Context, n int) (*scaled, error) {
 	b.logf("storing %d objects, which no server keeps in memory", n)
 	cluster, err := stage.New(ctx, fmt.Sprint("scale-", n), 1)
@@ -99,7 +98,7 @@ func (b *bench) prepareScaled(ctx context.Context, n int) (*scaled, error) {
 	return one, err
 }
 
-// runScaled is a leg's part at one size.
+// runScaled runs the rounds of one leg at one size.
 func (b *bench) runScaled(ctx context.Context, one *scaled) error {
 	for range one.perLeg {
 		b.logf("migrating %d objects, round %d of %d", one.stored.Objects(), len(one.full)+1, legs*one.perLeg)
@@ -110,8 +109,8 @@ func (b *bench) runScaled(ctx context.Context, one *scaled) error {
 	return nil
 }
 
-// warm are two rounds that are not counted, but for the memory that they take: etcd's file
-// grows then to the size that it needs for three revisions of each object.
+// warm runs two rounds whose times do not count. Their memory does count. etcd's file grows in them to the size
+// that it needs for three revisions of each object.
 func (s *scaled) warm(ctx context.Context) error {
 	err := s.round(ctx)
 	if err == nil {
@@ -121,7 +120,7 @@ func (s *scaled) warm(ctx context.Context) error {
 	return err
 }
 
-// end takes stock.
+// end checks that all objects are migrated, and reads the highest memory of the server.
 func (s *scaled) end(ctx context.Context) error {
 	if err := s.stored.Check(ctx, s.stored.Objects()); err != nil {
 		return err
@@ -131,13 +130,12 @@ func (s *scaled) end(ctx context.Context) error {
 	return err
 }
 
-// settling is the time between two looks at a server's memory, and settledWithin how much
-// it may change in between, in bytes, to be called settled.
+// settling is the time between two readings of a server's memory. The memory has settled if it changes by at
+// most settledWithin bytes in that time.
 const settling, settledWithin = time.Second, 1 << 20
 
-// rest measures the memory that the server needs before the first migration. That is less and
-// less for some seconds: the memory that its start leaves behind outlives more than one collection of
-// garbage.
+// rest measures the memory that the server needs before the first migration. That memory shrinks for some
+// seconds, which rest waits for: garbage of the server's start outlives more than one collection.
 func (s *scaled) rest(ctx context.Context) error {
 	server := s.cluster.Servers[0]
 	err := corpus.Eventually(ctx, "the server's memory has settled", func(ctx context.Context) (err error) {
@@ -156,8 +154,8 @@ func (s *scaled) rest(ctx context.Context) error {
 	return errors.Join(err, server.Run().ResetPeak())
 }
 
-// resting is the memory that a server holds and needs: the memory that its collector has free
-// may have gone back to the system or not.
+// resting returns the memory that a server needs: what it holds, without the free part of Go's heap, which may
+// have been returned to the system or not.
 func resting(ctx context.Context, server *stage.Server, client *stage.Client) (int64, error) {
 	held, err := server.Run().Resident()
 	if err != nil {
@@ -167,7 +165,7 @@ func resting(ctx context.Context, server *stage.Server, client *stage.Client) (i
 	return held - spare, err
 }
 
-// round migrates everything, and then once more with nothing to do.
+// round measures a migration of all objects, and then one that has nothing to do.
 func (s *scaled) round(ctx context.Context) error {
 	i := s.rounds
 	s.rounds++
@@ -197,7 +195,7 @@ func (s *scaled) round(ctx context.Context) error {
 	return nil
 }
 
-// objects is how many each round migrates.
+// objects is how many objects each round migrates.
 func (s *scaled) objects() int { return s.full[0].Objects() }
 
 // perObject returns the time per object in the median round, in milliseconds, and rawPerObject the same for raw
@@ -223,7 +221,7 @@ func (d *document) addScale(all []*scaled) {
 				Compare("raw limit", s.rawPerObject()),
 			figures.Row{Figure: fmt.Sprintf("extra resident memory, %d objects", n), Unit: "MiB", Value: s.mib()}.Judged(figures.AtMost(200)))
 		var bound *figures.Target
-		if i == len(all)-1 { // the cost that does not grow with the objects shows where there are few
+		if i == len(all)-1 { // with fewer objects the cost that does not grow with their number dominates
 			bound = figures.RatioAtLeast(5)
 		}
 		d.compare(fmt.Sprintf("noop/full, %d objects", n), "", noop, full, bound)
@@ -233,7 +231,7 @@ func (d *document) addScale(all []*scaled) {
 	}
 }
 
-// spread compares the size at which an object takes longest with that at which it takes least.
+// spread compares the time per object at the size where it is longest with that at the size where it is shortest.
 func (d *document) spread(all []*scaled) {
 	order := func(a, b *scaled) int { return cmp.Compare(a.perObject(), b.perObject()) }
 	low, high := slices.MinFunc(all, order), slices.MaxFunc(all, order)

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// onlyIdle makes the process run only while nothing else wants the cores. Threads inherit this from the thread that
-// created them, so it is set once all threads have it.
+// onlyIdle makes the process run only while no other process wants the processor (SCHED_IDLE). A new thread
+// inherits this from the thread that created it, so the loop ends only when all threads have it.
 func onlyIdle() error {
 	for all := false; !all; {
 		all = true

@@ -28,7 +28,7 @@ import (
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// The programs that this one may be.
+// The roles in which this program starts itself (process.Self).
 const (
 	ours     = "concord"
 	theirs   = "stock"
@@ -53,8 +53,9 @@ type options struct {
 	only string
 	// writes is how many requests of each kind are timed in a round.
 	writes int
-	// settle is how long a server is left alone after a start and before a flood,
-	// idle how long both are before their memory is, flood how long one is kept saturated in a round.
+	// settle is how long a server is left alone after a start and before a flood, idle is how long
+	// both servers are left alone before their memory is measured, and flood is how long a server is
+	// kept saturated in a round.
 	settle, idle, flood time.Duration
 }
 

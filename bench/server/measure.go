@@ -98,7 +98,7 @@ var parts = []struct {
 	{"first-write", func(b *bench, ctx context.Context) error { return b.turns(ctx, "first-write", b.firstWrite) }},
 	{"crds", (*bench).defineAll},
 	{"holdings", (*bench).holdings},
-	// These leave as many objects behind as the server could write, so they come last.
+	// These parts store as many objects as the server can write, so they come last.
 	{"saturation", func(b *bench, ctx context.Context) error { return b.turns(ctx, "saturation", b.saturate) }},
 	{"overload", func(b *bench, ctx context.Context) error { return b.turns(ctx, "overload", b.overload) }},
 }
@@ -116,9 +116,9 @@ func (b *bench) chosen(name string) bool {
 	return b.only == "" || slices.Contains(strings.Split(b.only, ","), name)
 }
 
-// restart measures starts on an etcd in use, in turns, and then the memory of servers that have had
-// nothing to do for a while: that of both at once, and after Go's runtime has collected garbage,
-// which it does every two minutes. Before that it tells how much garbage a start makes.
+// restart measures starts on an etcd in use, in turns, and then the memory of both servers after a
+// time in which they had nothing to do. In that time Go's runtime has collected garbage, which it
+// does every two minutes; before that the figure would be about the garbage of a start.
 func (b *bench) restart(ctx context.Context) error {
 	for round := range b.rounds {
 		for i := range b.sides {
@@ -159,9 +159,9 @@ func (b *bench) memories(figure string) error {
 	return nil
 }
 
-// writeAll times creates and updates of every kind. The sides take turns with each object, since
-// the machine's speed differs from minute to minute; their servers are started anew for every
-// round, since that of a process does, too: by a tenth and more.
+// writeAll times creates and updates of every kind. The sides take turns with each object, since the
+// machine's speed differs from minute to minute. Both servers are restarted for every round, since
+// the speed of one process differs from that of the next by a tenth and more.
 func (b *bench) writeAll(ctx context.Context) error {
 	for round := range b.rounds {
 		for _, s := range b.sides {
@@ -221,15 +221,15 @@ func (b *bench) writeKind(ctx context.Context, k kind) error {
 	return nil
 }
 
-// pool adds the latencies of a round; they are judged together with those of all others.
+// pool adds the latencies of a round to those of the other rounds, with which they are judged together.
 func (b *bench) pool(s *side, figure string, times []float64) {
 	k := key{figure, s.role}
 	b.samples[k] = append(b.samples[k], times...)
 	fmt.Fprintf(b.progress, "%s %s: p50 %.3g, p99 %.3g\n", s.role, figure, figures.Quantile(times, 0.5), figures.Quantile(times, 0.99))
 }
 
-// firstWrite measures how long after a CRD was asked for its first object is stored, by a client
-// that asks again at once.
+// firstWrite measures the time from the request for a CRD until its first object is stored, by a
+// client that repeats a failed request at once.
 func (b *bench) firstWrite(ctx context.Context, s *side, round int) error {
 	plural := fmt.Sprintf("firsts%d", round)
 	begin := time.Now()
@@ -303,15 +303,15 @@ func (b *bench) define(ctx context.Context, s *side, round int) error {
 
 func plural(n int) string { return fmt.Sprintf("kind%ds", n) }
 
-// used is how many CRDs have objects asked for when open files are counted.
+// used is of how many CRDs the objects are requested before open files are counted.
 const used = 50
 
-// holdings reads the memory, files and connections that servers hold when all CRDs exist and some are
-// in use, of both at once, and as restart does when they have had nothing to do for a while.
+// holdings measures the memory, open files and connections of both servers when all CRDs exist and
+// some are in use, after a time in which the servers had nothing to do, like restart.
 func (b *bench) holdings(ctx context.Context) error {
 	for _, s := range b.sides {
 		for n := range min(used, b.crds) {
-			// A storage that is new answers 429 until its watch cache is filled.
+			// A new storage answers 429 until its watch cache is filled.
 			if err := s.served(ctx, "/apis/"+group+"/v1/"+plural(n)); err != nil {
 				return fmt.Errorf("holdings of %s: %w", s.role, err)
 			}

@@ -28,7 +28,7 @@ var kinds = []kind{
 	custom("widgets"),
 }
 
-// custom is the kind that define makes.
+// custom is the kind of the objects whose CRD define has created.
 func custom(plural string) kind {
 	return kind{"custom resources", "/apis/" + group + "/v1/" + plural, group + "/v1", title(plural), `"spec":{"n":%d}`}
 }
@@ -89,8 +89,8 @@ func (s *side) established(ctx context.Context, plural string) error {
 	})
 }
 
-// migrated waits until everything that is stored is known to be in the encoding that servers agree
-// on: Concord migrates the resource of a new CRD, too, which takes a while for hundreds of them.
+// migrated waits until every StorageState names only the encoding that the servers agree on.
+// Concord migrates the resource of a new CRD, too, which takes a while for hundreds of them.
 func (s *side) migrated(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Minute)
 	defer cancel()

@@ -19,15 +19,16 @@ import (
 // crowd is how many clients make the flood, each with a connection of its own.
 const crowd = 600
 
-// seats limits the requests that are served at once to as many as two cores can do, as concord server
-// does by default, where kube-apiserver's defaults are 400 and 200 on any machine. That leaves a
-// request fewer others to share the cores with.
+// seats are flags that limit the requests served at once to what two cores can do, as concord server
+// does by default; the defaults of kube-apiserver are 400 and 200 on any machine. A request then
+// shares the cores with fewer others.
 var seats = []string{"--max-requests-inflight=16", "--max-mutating-requests-inflight=8"}
 
-// overload measures what a flood by another user costs one client with normal needs. The flood
-// runs only while nothing else wants the cores: its clients have machines of their own elsewhere.
+// overload measures how much longer a client with normal needs waits while another user floods the
+// server. The process of the flood runs only while no other process wants the processor, because real
+// clients run on machines of their own.
 //
-// A round of it takes a minute and a half, so there are two of them, however many others there are.
+// A round takes a minute and a half, so at most two rounds are measured.
 func (b *bench) overload(ctx context.Context, s *side, round int) error {
 	if round >= 2 {
 		return nil
@@ -72,15 +73,15 @@ func (b *bench) flooded(ctx context.Context, s *side, figure, share string) erro
 	return nil
 }
 
-// normalClient creates ten ConfigMaps a second, as many as are timed of each kind in a round.
-// The latency counts from when a request was due, whatever became of the one before.
+// normalClient creates ten ConfigMaps a second, in all as many as writes of each kind are timed in a
+// round. The latency counts from when a request was due, also if the one before has no answer yet.
 func (b *bench) normalClient(ctx context.Context, s *side, figure string) error {
 	const rate = 10
 	begin, first := time.Now(), b.created
 	b.created += b.writes
 	all := load.Open(ctx, rate, b.writes, func(n int) error {
 		name := fmt.Sprintf("o%d", first+n+1)
-		// A connection that the server closes is no answer; a client asks again.
+		// A connection that the server closes is no answer: the client asks again.
 		return await(ctx, s.server.Run(), func(ctx context.Context) error {
 			_, err := s.normal.Do(ctx, "POST", kinds[0].path, "application/json", []byte(kinds[0].body(name, "", 1)))
 			return err
@@ -92,14 +93,14 @@ func (b *bench) normalClient(ctx context.Context, s *side, figure string) error 
 
 const (
 	rbac = "/apis/rbac.authorization.k8s.io/v1"
-	// Role edit is empty without the controller that aggregates ClusterRoles.
+	// Kubernetes' role edit is empty without the controller that aggregates ClusterRoles.
 	role    = `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"overload"},"rules":[{"apiGroups":[""],"resources":["configmaps"],"verbs":["list","create"]}]}`
 	binding = `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRoleBinding","metadata":{"name":"overload"},
 "roleRef":{"apiGroup":"rbac.authorization.k8s.io","kind":"ClusterRole","name":"overload"},
 "subjects":[{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"flood"},{"apiGroup":"rbac.authorization.k8s.io","kind":"User","name":"normal"}]}`
 )
 
-// permit lets the users of flood and of normal needs write ConfigMaps.
+// permit lets the users flood and normal list and create ConfigMaps, and waits until the server knows it.
 func (s *side) permit(ctx context.Context) error {
 	for path, body := range map[string]string{rbac + "/clusterroles": role, rbac + "/clusterrolebindings": binding} {
 		if _, err := s.do(ctx, "POST", path, body); err != nil {
@@ -124,9 +125,9 @@ func counts(p *process.Process) (served, refused float64, err error) {
 	return served, refused, err
 }
 
-// runFlood is the process of the flood: it creates ConfigMaps at the server that its argument
-// names, until it is killed. Clients that are refused come back when the server tells them to, as
-// client-go does: the longer a priority level has to refuse requests, the later.
+// runFlood is the process of the flood: it creates ConfigMaps at the server in its argument until it
+// is killed. A client that is refused waits for Retry-After, as client-go does; that grows the longer
+// a priority level has to refuse requests.
 func runFlood(ctx context.Context, args []string) error {
 	if err := onlyIdle(); err != nil {
 		return err

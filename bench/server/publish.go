@@ -8,7 +8,7 @@ import (
 	"github.com/concord-dev/concord/bench/stage"
 )
 
-// The figures.
+// The names of the figures.
 const (
 	ready     = "start to ready on an etcd in use"
 	idle      = "resident memory, idle"
@@ -56,12 +56,12 @@ func (b *bench) publish(w io.Writer) error {
 	return err
 }
 
-// row compares the medians over rounds.
+// row compares the medians of the rounds.
 func (b *bench) row(figure, unit string, target *figures.Target) string {
 	return b.compared(figure, unit, target, figures.Median)
 }
 
-// total compares the sums over rounds, where a round takes longer than the one before it.
+// total compares the sums of all rounds, for figures where each round takes longer than the one before it.
 func (b *bench) total(figure, unit string, target *figures.Target) string {
 	return b.compared(figure, unit, target, func(samples []float64) (sum float64) {
 		for _, s := range samples {
@@ -96,7 +96,7 @@ func (b *bench) quantiles(figure string, target *figures.Target) string {
 	return text
 }
 
-// slowdown compares one client's latency beside the flood with that without.
+// slowdown compares a client's latency beside the flood with that without it.
 func (b *bench) slowdown(role, figure string, target *figures.Target) string {
 	quantile := func(times []float64) float64 { return figures.Quantile(times, 0.99) }
 	beside, alone := b.samples[key{figure, role}], b.samples[key{normal, role}]

@@ -18,7 +18,7 @@ import (
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// side is one of the two servers with its etcd.
+// side is one of the two servers that are compared, with its etcd.
 type side struct {
 	*cluster.Cluster
 	role     string
@@ -29,7 +29,8 @@ type side struct {
 	admin, normal *cluster.Client
 }
 
-// newSide starts the etcd of a server, the program: servers have TCP connections to it.
+// newSide starts the etcd of a server as a program of its own, to which servers have TCP
+// connections, and makes the server.
 func newSide(ctx context.Context, dir, role string) (*side, error) {
 	s := &side{Cluster: cluster.In(filepath.Join(dir, role)), role: role}
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
@@ -83,7 +84,7 @@ func (s *side) start(ctx context.Context, flags ...string) (time.Duration, error
 	return time.Since(begin), err
 }
 
-// begin starts the server and does not say how long that took.
+// begin is start for callers that do not need the time.
 func (s *side) begin(ctx context.Context, flags ...string) error {
 	_, err := s.start(ctx, flags...)
 	return err
@@ -94,14 +95,14 @@ func (s *side) stop(ctx context.Context) error {
 	return s.server.Run().Terminate(ctx, time.Minute)
 }
 
-// await looks every 20 ms until look returns nil, for at most two minutes.
+// await calls look every 20 ms until it returns nil, for at most two minutes.
 func await(ctx context.Context, p *process.Process, look func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	return p.Await(ctx, 20*time.Millisecond, look)
 }
 
-// served waits until the server has an answer for the administrator.
+// served waits until the server answers the administrator's GET of the path with 2xx.
 func (s *side) served(ctx context.Context, path string) error {
 	return await(ctx, s.server.Run(), func(ctx context.Context) error {
 		_, err := s.do(ctx, "GET", path, "")

@@ -13,15 +13,15 @@ import (
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// The programs that a child may be besides an etcd.
+// The roles of a child process (process.Self) besides that of an etcd.
 const (
 	serverRole   = "server"   // ours
 	stockRole    = "stock"    // Kubernetes' own kube-apiserver
 	migratorRole = "migrator" // Kubernetes' own kube-controller-manager
 )
 
-// Child runs the program as a server, an etcd or a migrator if it was started as one, and then
-// does not return. Every program that uses this package calls it first, be it by Main.
+// Child runs a server, an etcd or a migrator if this process was started as one, and then does
+// not return. Every program that uses this package calls Child first; Main does so.
 func Child() {
 	cluster.ServeEtcd()
 	process.Serve(map[string]func(context.Context, []string) error{
@@ -29,7 +29,7 @@ func Child() {
 	})
 }
 
-// Command has process.Serve run a command.
+// Command returns a function for process.Serve that runs a cobra command.
 func Command(command func() *cobra.Command) func(context.Context, []string) error {
 	return func(ctx context.Context, args []string) error {
 		cmd := command()

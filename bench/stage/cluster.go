@@ -19,10 +19,10 @@ import (
 const (
 	startLimit  = 5 * time.Minute
 	dialTimeout = 10 * time.Second
-	// etcdGarbage lets an etcd's heap grow by 300 % of its live objects between two collections of
-	// garbage, unless GOGC says it. With Go's own 100 an etcd of a million keys spends a tenth of two
-	// processors on marking its index, no matter which client writes to it: the cost that grows with
-	// the objects would be that.
+	// etcdGarbage lets the heap of an etcd grow by 300 % of its live objects between two collections
+	// of garbage, unless the environment sets GOGC. With Go's default of 100 % an etcd with a million
+	// keys spends a tenth of two processors on marking its index, whichever client writes; that would
+	// look like a cost of migrations that grows with the number of objects.
 	etcdGarbage = "GOGC=300"
 )
 
@@ -88,7 +88,7 @@ func (c *Cluster) Start(ctx context.Context, args ...string) error {
 	return nil
 }
 
-// Compact has the etcd forget the earlier revisions of values, and waits until it has. API servers do
+// Compact makes etcd forget the earlier revisions of values, and waits until it has. API servers do
 // so every few minutes.
 func (c *Cluster) Compact(ctx context.Context) error {
 	newest, err := c.Raw.Get(ctx, "health")
@@ -101,8 +101,8 @@ func (c *Cluster) Compact(ctx context.Context) error {
 	return nil
 }
 
-// Config is the administrator's access to the server, without limits, over connections
-// that no other client shares.
+// Config is the administrator's access to the server, without a client-side rate limit, over
+// connections that no other client shares.
 func (s *Server) Config() (*rest.Config, error) {
 	config, err := s.Access()
 	if err != nil {

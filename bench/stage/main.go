@@ -12,9 +12,9 @@ import (
 	"syscall"
 )
 
-// Main runs a benchmark's program, or the server or etcd that it was started as. SIGINT
-// and SIGTERM end run's context. The program exits with 1 if run fails, but not if all
-// that was asked for is help.
+// Main runs a benchmark, or the server or etcd that this process was started as. SIGINT and
+// SIGTERM end run's context. The program exits with 1 if run fails, except if the error only
+// says that help was asked for.
 func Main(name string, run func(ctx context.Context, args []string, stdout, stderr io.Writer) error) {
 	Child()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

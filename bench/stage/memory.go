@@ -54,7 +54,7 @@ func (c *Client) FreeHeap(ctx context.Context) (int64, error) {
 // response bodies on the wire.
 type Served struct{ Requests, Bytes float64 }
 
-// Served reads it from the server's metrics.
+// Served reads the counts for a resource from the server's metrics.
 func (c *Client) Served(ctx context.Context, resource schema.GroupResource) (Served, error) {
 	metrics, err := c.metrics(ctx)
 	if err != nil {

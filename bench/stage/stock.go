@@ -11,15 +11,14 @@ import (
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// Stock makes the cluster's servers Kubernetes' own kube-apiserver. It is called before they are
-// started.
+// Stock makes all servers of the cluster stock kube-apiservers. Call it before they are started.
 func (c *Cluster) Stock() {
 	for _, s := range c.Servers {
 		s.stock, s.Admin = true, cluster.WithToken(s.URL(), cluster.AdminToken)
 	}
 }
 
-// stockCommand writes the files that kube-apiserver wants.
+// stockCommand returns the command of a stock kube-apiserver, and writes the files that it needs.
 func (s *Server) stockCommand() (*exec.Cmd, error) {
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return nil, err

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// span is a time.
+// span is a period of time.
 type span struct{ began, ended time.Time }
 
 func (s span) took() time.Duration { return s.ended.Sub(s.began) }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Lines are found by their message and fields, whatever logger they are of, and tell a time that ends
-// with them.
+// TestLines: lines are found by their message and fields, whichever logger wrote them; the time span
+// that a line reports ends with the line.
 func TestLines(t *testing.T) {
 	const log = `I1125 11:02:03.500000    42 migrator.go:77] "Written" logger="migrate" resource="as.example.com" encoding="example.com/v2" objects=3 took="1.5s"
 I1125 11:02:04.000000    42 migrator.go:85] "Proof" logger="migrate" resource="as.example.com" encoding="example.com/v2" holds=false verdict="x" took="1s"

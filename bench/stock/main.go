@@ -4,10 +4,10 @@
 //
 //	go run ./bench/stock [-objects N] [-others N] [-rounds N] [-memory-objects N] [-controllers FILE] [-dir DIR]
 //
-// Each way has a definition and objects of its own, whose storage version is changed before it
-// begins. It migrates them alone, and then beside clients of them: an open loop of 100 writes and
-// 100 reads a second, whose latencies count from when a request was due. Those of "concord
-// controllers" are a process of their own, as it is deployed.
+// Each way of migrating has a CRD and objects of its own; the CRD's storage version is changed
+// before each migration. The objects are migrated first alone and then beside clients of them: an
+// open loop of 100 writes and 100 reads a second, whose latencies count from when a request was
+// due. "concord controllers" runs as a process of its own, as it is deployed.
 //
 // The table is written to a file, stock.md, and to stdout. It exits with 1 when a measurement
 // fails, not when a figure misses its target.
@@ -31,12 +31,12 @@ import (
 
 // options are the options on the command line.
 type options struct {
-	// objects is how many Concord migrates, and others how many each of the others, which take
-	// as long for each object however many there are.
+	// objects is how many objects Concord migrates, others how many each of the other migrators,
+	// whose time per object is the same for any number of objects.
 	objects, others, rounds int
-	// memoryObjects is how many are migrated to measure memory; 0: that is left out.
+	// memoryObjects is how many objects are migrated to measure memory; with 0 memory is not measured.
 	memoryObjects int
-	// controllers is the program concord-controllers; empty: it is built.
+	// controllers is the program concord-controllers; if it is empty the program is built.
 	controllers string
 	dir         string
 }
@@ -66,7 +66,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	ctrllog.SetLogger(logr.Discard()) // of the client that migrates as Cluster API does
+	ctrllog.SetLogger(logr.Discard()) // the logger of the client that migrates as Cluster API does
 	o, err := parse(args, stderr)
 	if err != nil {
 		return err

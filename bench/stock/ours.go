@@ -18,12 +18,12 @@ import (
 // migrationLimit bounds a migration.
 const migrationLimit = 10 * time.Minute
 
-// concord is the way of "concord controllers". They do not wait as long as usual for requests that
-// were under way, since there are none; that is before a migration begins.
+// concord returns the way of "concord controllers". Before a migration begins, the controllers wait
+// shorter than by default for requests that were under way at the change, since there are none here.
 func (b *bench) concord(name string, all bool) *way {
 	w := &way{name: name, all: all}
 	w.start = func(ctx context.Context, w *way) (*process.Process, error) {
-		// Their notes of the turn before are not true any more.
+		// The StorageStates and migrations of the turn before are not true any more.
 		if _, err := b.cluster.Raw.Delete(ctx, stored.DefaultPrefix+"/"+migrationv1alpha1.SchemeGroupVersion.Group+"/", clientv3.WithPrefix()); err != nil {
 			return nil, err
 		}

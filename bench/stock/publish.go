@@ -74,7 +74,7 @@ func (b *bench) table() string {
 	return s.String()
 }
 
-// rate is the median of the turns, in objects per second.
+// rate returns the median of the turns, in objects per second.
 func (w *way) rate(turns []turn) float64 {
 	return median(turns, func(t turn) float64 { return float64(w.stored.Objects()) / t.took().Seconds() })
 }

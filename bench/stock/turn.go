@@ -20,7 +20,7 @@ const (
 	// settle is how long clients are served before they are timed, and idleFor how long they
 	// are timed without a migration.
 	settle, idleFor = 500 * time.Millisecond, 10 * time.Second
-	// looks is the time between two looks at the server's processor time.
+	// looks is the time between two readings of the server's processor time.
 	looks = 50 * time.Millisecond
 )
 
@@ -31,14 +31,14 @@ type bench struct {
 	cluster  *stage.Cluster
 	servers  *corpus.Servers
 	ways     []*way
-	// large is of the objects with which memory is measured.
+	// large is the way that migrates the objects with which memory is measured.
 	large *way
 }
 
 // way is a way to migrate objects.
 type way struct {
 	name string
-	// all has the proof examine every object. Only Concord proves.
+	// all says that the proof reads every object (--verify=all). Only Concord proves that all objects are migrated.
 	all    bool
 	server *stage.Server
 	stored *corpus.Stored
@@ -58,10 +58,10 @@ type way struct {
 // turn holds the measurements of one migration.
 type turn struct {
 	span
-	// proof is that of Concord's proof, which follows.
+	// proof is the time of Concord's proof, which follows the migration.
 	proof span
-	// requests, bytes and milliseconds of the server's processors are per object, when nobody else uses the server.
-	// Requests and bytes include those of the proof.
+	// requests, bytes and cpu (milliseconds of the server's processor time) are per object, measured when nobody
+	// else uses the server. requests and bytes include those of the proof.
 	requests, bytes, cpu float64
 	// idle and busy are the durations of clients' requests without and with a migration, in milliseconds.
 	idle, busy []float64
@@ -125,7 +125,7 @@ func (b *bench) prepare(ctx context.Context) error {
 	return nil
 }
 
-// fill makes a way's definition and objects, which are stored in v1.
+// fill creates the CRD of a way and its objects, which are stored in v1.
 func (b *bench) fill(ctx context.Context, w *way, plural string, objects int) (err error) {
 	b.logf("storing %d objects for %s", objects, w.name)
 	w.server = b.cluster.Servers[0]
@@ -136,8 +136,7 @@ func (b *bench) fill(ctx context.Context, w *way, plural string, objects int) (e
 	return err
 }
 
-// turn has a way migrate its objects once, and brings them back to v1 before it, if they were
-// migrated before.
+// turn lets a way migrate its objects once. If they were migrated before, it brings them back to v1 first.
 func (b *bench) turn(ctx context.Context, w *way, loaded bool) (err error) {
 	if len(w.alone)+len(w.beside) > 0 {
 		if err := b.restore(ctx, w); err != nil {
@@ -178,7 +177,7 @@ func (b *bench) turn(ctx context.Context, w *way, loaded bool) (err error) {
 	return b.storedVersions(ctx, w, "v2")
 }
 
-// timed is the part of a turn that counts.
+// timed is the measured part of a turn.
 func (b *bench) timed(ctx context.Context, w *way, loaded bool) (t turn, err error) {
 	client := b.servers.Clients[0]
 	clients, idleBegan := &corpus.Load{Client: client, Path: w.stored.Path, Open: true}, time.Now()
@@ -222,7 +221,7 @@ func (b *bench) timed(ctx context.Context, w *way, loaded bool) (t turn, err err
 	return t, nil
 }
 
-// restore brings the objects back to v1, as it is before anybody migrates them.
+// restore brings the objects back to v1, as before a migration.
 func (b *bench) restore(ctx context.Context, w *way) error {
 	if err := corpus.Flip(ctx, b.servers.Clients[0], w.stored.Corpus.Resource().Resource, "v1"); err != nil {
 		return err
@@ -233,7 +232,8 @@ func (b *bench) restore(ctx context.Context, w *way) error {
 	return b.storedVersions(ctx, w, "v1")
 }
 
-// storedVersions sets status.storedVersions, as an administrator does who has made sure that nothing else is stored.
+// storedVersions sets the CRD's status.storedVersions, as an administrator does after making sure that no other
+// version is stored.
 func (b *bench) storedVersions(ctx context.Context, w *way, version string) error {
 	path := corpus.CRDPath + "/" + w.stored.Corpus.Resource().String() + "/status"
 	body := corpus.Marshal(corpus.Fields{"status": corpus.Fields{"storedVersions": []string{version}}})
@@ -243,16 +243,16 @@ func (b *bench) storedVersions(ctx context.Context, w *way, version string) erro
 	})
 }
 
-// usage is a server's processor time at some times.
+// usage is a server's processor time, read at several moments.
 type usage []used
 
-// used is a processor time at a time.
+// used is the processor time that a server has used up to a moment.
 type used struct {
 	at time.Time
 	time.Duration
 }
 
-// follow looks at the processor time of a server until the function that it returns is called.
+// follow reads the processor time of a server at intervals, until the function that it returns is called.
 func follow(ctx context.Context, server *stage.Server) func() (usage, error) {
 	ctx, stop := context.WithCancel(ctx)
 	var all usage
@@ -278,7 +278,7 @@ func follow(ctx context.Context, server *stage.Server) func() (usage, error) {
 	}
 }
 
-// in is the processor time used in a span, in milliseconds.
+// in returns the processor time that was used in a span, in milliseconds.
 func (u usage) in(s span) float64 {
 	at := func(t time.Time) time.Duration {
 		if i := slices.IndexFunc(u, func(e used) bool { return !e.at.Before(t) }); i >= 0 {

@@ -16,7 +16,7 @@ import (
 	"github.com/concord-dev/concord/bench/corpus"
 )
 
-// pageSize is how many objects the others list at a time.
+// pageSize is how many objects the other migrators list at a time.
 const pageSize = 500
 
 // flip changes the storage version to v2, and waits until the objects are served again.
@@ -31,7 +31,7 @@ func (w *way) flip(ctx context.Context) error {
 	})
 }
 
-// inProcess has a migrator that this program has itself do it after a flip.
+// inProcess returns the way of a migrator that runs in this program, after a flip.
 func (w *way) inProcess(migrate func(context.Context, *way) error) func(context.Context) (span, error) {
 	return func(ctx context.Context) (span, error) {
 		if err := w.flip(ctx); err != nil {
@@ -43,9 +43,9 @@ func (w *way) inProcess(migrate func(context.Context, *way) error) func(context.
 	}
 }
 
-// putEach is how kube-storage-version-migrator does it (pkg/migrator/core.go): it lists whole
-// objects and writes each back, and reads it again after a conflict. Here no --kube-api-qps keeps it
-// back, with which its manifest bounds it to 40 requests a second.
+// putEach migrates as kube-storage-version-migrator does (pkg/migrator/core.go): it lists whole
+// objects, writes each back, and reads an object again after a conflict. There is no --kube-api-qps
+// here, by which that migrator's manifest limits it to 40 requests a second.
 func putEach(ctx context.Context, w *way) error {
 	config, err := w.server.Config()
 	if err != nil {
@@ -79,8 +79,8 @@ func putEach(ctx context.Context, w *way) error {
 	}
 }
 
-// applyEach is how Cluster API does it (controllers/crdmigrator/crd_migrator.go): it lists the
-// metadata of all objects, and then applies to each one that names nothing but itself.
+// applyEach migrates as Cluster API does (controllers/crdmigrator/crd_migrator.go): it lists the
+// metadata of all objects, and applies to each object a patch that contains only its identity.
 func applyEach(ctx context.Context, w *way) error {
 	config, err := w.server.Config()
 	if err != nil {
@@ -117,9 +117,9 @@ func applyEach(ctx context.Context, w *way) error {
 	return nil
 }
 
-// inTree is kube-controller-manager's migrator itself, asked as users have to. It waits for some
-// time before it writes the first object, which does not count: the span is from the first object
-// that it logs to the last.
+// inTree migrates by kube-controller-manager's migrator itself, which is asked as users have to ask
+// it. The migrator waits for some time before it writes the first object; that time does not count:
+// the span is from the first object that it logs to the last one.
 func (w *way) inTree(ctx context.Context) (span, error) {
 	w.turns++
 	name := fmt.Sprintf("turn-%d", w.turns)
@@ -135,7 +135,8 @@ func (w *way) inTree(ctx context.Context) (span, error) {
 		if len(lines(output, fmt.Sprintf("key=%q", name), "Finished syncing svm resource")) == 0 {
 			return errors.New("it has not logged the end")
 		}
-		// It logs nothing about an object that a client has changed in the meantime.
+		// The migrator does not log every object that a client has changed in the meantime, so half
+		// of them are enough.
 		if each = lines(output, "", "Successfully migrated the resource", "Resource ignored due to conflict"); len(each) < w.stored.Objects()/2 {
 			return fmt.Errorf("it has logged %d objects of %d", len(each), w.stored.Objects())
 		}
