@@ -40,8 +40,8 @@ const (
 	extensionService   = "extension"
 )
 
-// extension is an aggregated API server, here another Concord with an etcd of its own, and
-// the cluster that it belongs to.
+// extension is an aggregated API server (here another Concord with an etcd of its own), with the
+// cluster that it belongs to.
 type extension struct {
 	t      *testing.T
 	main   *cluster.Server
@@ -50,9 +50,9 @@ type extension struct {
 	ca     []byte
 }
 
-// aggregate starts an aggregated API server of widgets, which believes what the main
-// server says of its users, and registers it there. Its own trigger does not run, so that
-// its objects are migrated by nobody but the main server.
+// aggregate starts an aggregated API server of widgets and registers it at the main server,
+// which it trusts to say who a user is. Its own trigger does not run, so that only the main
+// server migrates its objects.
 func aggregate(t *testing.T, server *cluster.Server, storage string) *extension {
 	t.Helper()
 	pki := cluster.NewAuthority(t, "extension-ca")
@@ -85,8 +85,8 @@ func aggregate(t *testing.T, server *cluster.Server, storage string) *extension 
 	return x
 }
 
-// publishedProxy reads, in the place where aggregated API servers do, the front proxy whose word
-// they may take for a user's identity: a file with a CA, and the name of a certificate.
+// publishedProxy reads, from the ConfigMap where aggregated API servers look, the front proxy
+// that they may trust to say who a user is: a file with its CA, and the name in its certificate.
 func publishedProxy(t *testing.T, s *cluster.Server) (file, name string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "front-proxy-ca.crt")
@@ -105,7 +105,7 @@ func publishedProxy(t *testing.T, s *cluster.Server) (file, name string) {
 	return file, name
 }
 
-// locate makes the Service.
+// locate creates the Service by which the main server finds the aggregated API server.
 func (x *extension) locate(by func(*corev1.ServiceSpec)) {
 	x.t.Helper()
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: extensionService}}
@@ -141,8 +141,8 @@ func (x *extension) waitAvailable(status apiregistrationv1.ConditionStatus, reas
 	})
 }
 
-// report has the aggregated API server report to the main one what it encodes, as KEP-2339
-// asks of it: with package member, whose loops run in the test.
+// report makes the aggregated API server report to the main one what it encodes, as KEP-2339
+// asks for: by package member, whose loops run in the test.
 func (x *extension) report(version string) *member.Member {
 	x.t.Helper()
 	client := x.main.Objects()
@@ -164,15 +164,15 @@ func (x *extension) report(version string) *member.Member {
 	return m
 }
 
-// hashes are those of the widgets' contents, which no migration changes.
+// hashes returns the hashes of the widgets' contents, which no migration changes.
 func (x *extension) hashes() (found map[string]string) {
 	x.t.Helper()
 	x.own.Ledger(func(l *audit.Ledger) { found = l.Hashes(widgets) })
 	return found
 }
 
-// The objects that an aggregated API server stores are migrated through the API, automatically
-// when that server reports, and for users of both APIs; the status says so.
+// TestAggregatedAPI: the objects that an aggregated API server stores are migrated through the
+// API, automatically when that server reports, and for users of both APIs; the status says so.
 func TestAggregatedAPI(t *testing.T) {
 	t.Parallel()
 	const objects = 150
@@ -219,7 +219,7 @@ func TestAggregatedAPI(t *testing.T) {
 	x.own.Check()
 }
 
-// migrate makes a user's migration of the widgets that says nothing of the engine.
+// migrate creates a migration of the widgets as a user would, without an engine.
 func migrate(t *testing.T, s *cluster.Server, name string) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -228,7 +228,8 @@ func migrate(t *testing.T, s *cluster.Server, name string) *migrationv1alpha1.St
 	return m
 }
 
-// wantThroughAPI expects the trigger's migration to the encoding, done through the API.
+// wantThroughAPI expects that the trigger has created a migration to the encoding, and that it
+// was done through the API.
 func wantThroughAPI(t *testing.T, s *cluster.Server, encoding agree.Encoding, objects int64) {
 	t.Helper()
 	var list migrationv1alpha1.StorageVersionMigrationList
@@ -243,7 +244,8 @@ func wantThroughAPI(t *testing.T, s *cluster.Server, encoding agree.Encoding, ob
 	t.Errorf("nobody made a migration of the widgets to %s", encoding)
 }
 
-// wantByAPI expects a success of the API engine, for the reason that there is no store.
+// wantByAPI expects that the API engine has migrated successfully, with the reason that this
+// server does not store the resource.
 func wantByAPI(t *testing.T, m *migrationv1alpha1.StorageVersionMigration, objects int64) {
 	t.Helper()
 	if migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) == nil || m.Status.Progress == nil || m.Status.Progress.Done < objects {
@@ -255,8 +257,8 @@ func wantByAPI(t *testing.T, m *migrationv1alpha1.StorageVersionMigration, objec
 	}
 }
 
-// wantDryRun expects a dry run of all resources to tell of the widgets what can be known
-// without their store, and all of everything else.
+// wantDryRun expects that a dry run of all resources shows of the widgets what can be known
+// without their store, and of all other resources everything.
 func wantDryRun(t *testing.T, s *cluster.Server, objects *int64, how string) {
 	t.Helper()
 	args := []string{"migrate", "--all", "--dry-run", "--kubeconfig", s.Kubeconfig(), "-o"}
@@ -284,7 +286,7 @@ func wantDryRun(t *testing.T, s *cluster.Server, objects *int64, how string) {
 	}
 }
 
-// wantDiscovered expects the main server to tell of the widgets that another one serves.
+// wantDiscovered expects that the main server's discovery has the widgets, which another server serves.
 func wantDiscovered(t *testing.T, s *cluster.Server) {
 	t.Helper()
 	cluster.Eventually(t, time.Minute, "the widgets are discovered", func(context.Context) error {
@@ -298,8 +300,8 @@ func wantDiscovered(t *testing.T, s *cluster.Server) {
 	})
 }
 
-// wantTrustOfProxyOnly expects that nobody else can say to the aggregated API server who a
-// user is.
+// wantTrustOfProxyOnly expects that the aggregated API server believes nobody but the front
+// proxy about who a user is.
 func wantTrustOfProxyOnly(t *testing.T, x *extension) {
 	t.Helper()
 	config := rest.AnonymousClientConfig(x.main.Config())
@@ -327,9 +329,9 @@ func (w withHeaders) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.RoundTripper.RoundTrip(r)
 }
 
-// wantOutageOutlived expects that a namespace is emptied while an aggregated API cannot be
-// reached, and stays, since nobody knows what that holds, until it is back; and that a
-// migration which is asked for meanwhile is made then.
+// wantOutageOutlived expects that a namespace which is deleted while an aggregated API cannot be
+// reached is emptied, but stays until the API is back, since nobody knows what it holds there;
+// and that a migration which is created meanwhile is done afterwards.
 func wantOutageOutlived(t *testing.T, x *extension, objects int64) {
 	t.Helper()
 	const namespace = "emptied"
@@ -376,9 +378,9 @@ func wantOutageOutlived(t *testing.T, x *extension, objects int64) {
 	})
 }
 
-// A server that is not told otherwise goes to no port of its own host for a Service, here one
-// whose name leads there, be it for a conversion webhook or for an aggregated API. Webhooks by
-// URL are for administrators to choose, and go there.
+// TestServicesOfOwnHost: by default a server does not connect to a port of its own host for a
+// Service, here one whose name leads there, neither for a conversion webhook nor for an
+// aggregated API. It does connect to webhooks by URL, which administrators choose.
 func TestServicesOfOwnHost(t *testing.T) {
 	t.Parallel()
 	const refusal = "--allow-loopback-services"
@@ -443,7 +445,7 @@ func TestServicesOfOwnHost(t *testing.T) {
 	}
 }
 
-// calls is how many calls it has answered.
+// calls returns how many calls the webhook has answered.
 func (c *converter) calls() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -31,8 +31,8 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// TestAPI uses one server, with its etcd in it, as people do. That Kubernetes' own APIs are as
-// everywhere is for Kubernetes' own suite to say (conformance); here is what Concord adds to them.
+// TestAPI uses one server with the etcd in it, as people do. Kubernetes' own suite tests Kubernetes'
+// APIs on it (conformance); these tests are of what Concord adds to them.
 func TestAPI(t *testing.T) {
 	t.Parallel()
 	c := cluster.NewEmbedded(t)
@@ -47,8 +47,8 @@ func configMap(name, text string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"text": text}}
 }
 
-// testOpenAPI: kubectl explain knows Concord's kinds, beside those of every other server behind the
-// same port.
+// testOpenAPI: the OpenAPI documents, which kubectl explain reads, have Concord's kinds, and those
+// of all the API servers behind the same port.
 func testOpenAPI(t *testing.T, s *cluster.Server) {
 	v2 := fetch(t, s, "/openapi/v2", "application/json")
 	for _, want := range []string{
@@ -76,9 +76,9 @@ func testOpenAPI(t *testing.T, s *cluster.Server) {
 	}
 }
 
-// testTables: a migration that is asked for in Kubernetes' own API is done, and kubectl get shows it
-// under the name of Concord's, as it shows reports and stored sets. A name alone is that of
-// Kubernetes' API.
+// testTables: a migration that is created in Kubernetes' own API is done. kubectl get shows its copy
+// in migration.k8s.io, StorageVersions and StorageStates with helpful columns. A name without a
+// group means Kubernetes' API.
 func testTables(t *testing.T, c *cluster.Cluster, s *cluster.Server) {
 	c.WaitSettled()
 	asked := createFrom(t, s, `{apiVersion: storagemigration.k8s.io/v1, kind: StorageVersionMigration, metadata: {name: asked}, spec: {resource: {group: "", resource: configmaps}}}`)[0]
@@ -95,7 +95,7 @@ func testTables(t *testing.T, c *cluster.Cluster, s *cluster.Server) {
 	}
 }
 
-// tableOf is what kubectl get shows of resources: the columns, and each row in a line.
+// tableOf returns the columns and rows that kubectl get shows, with each row in a line.
 func tableOf(t *testing.T, s *cluster.Server, path string) (columns, rows string) {
 	t.Helper()
 	var table metav1.Table
@@ -146,8 +146,7 @@ func fetch(t *testing.T, s *cluster.Server, path, accept string) string {
 
 const aggregatedDiscovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// discovered returns the resources that aggregated discovery offers, each with whether it is said
-// to be current.
+// discovered returns the resources that aggregated discovery offers, each with whether it is marked as current.
 func discovered(t *testing.T, s *cluster.Server) map[string]bool {
 	t.Helper()
 	var groups struct {
@@ -201,7 +200,7 @@ func samples(t *testing.T) []*unstructured.Unstructured {
 	}
 }
 
-// certificate is one that a trust bundle can have, in PEM.
+// certificate returns a certificate for a ClusterTrustBundle, in PEM.
 func certificate(t *testing.T) string {
 	t.Helper()
 	return string(cluster.EncodePEM(cluster.NewAuthority(t, "bundled").Cert.Raw))
@@ -239,9 +238,8 @@ type contents map[string]map[string]any
 // loadPrefix begins the names of objects that a load changes all the time.
 const loadPrefix = "load"
 
-// read reads, through a server, all marked objects of the samples' resources, but for
-// those of a load, in the version that the samples have, or where that is not served, in
-// v1beta1, which looks the same.
+// read reads, through a server, all marked objects of the samples' resources, except those of a load. It reads
+// them in the version that the samples have or, where that is not served, in v1beta1, which looks the same.
 func read(t *testing.T, s *cluster.Server) contents {
 	t.Helper()
 	found := contents{}
@@ -266,8 +264,7 @@ func read(t *testing.T, s *cluster.Server) contents {
 	return found
 }
 
-// wantSame fails for every object that was read and is not the same now, through each of
-// the servers.
+// wantSame fails for every object that was read before and is different now, through each of the servers.
 func wantSame(t *testing.T, before contents, servers ...*cluster.Server) {
 	t.Helper()
 	for _, s := range servers {

@@ -24,9 +24,9 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
-// migrateThroughAPI changes a custom resource's storage version and asks for the migration
-// to go through the API. It is asked for before the change and rests until it can be done,
-// so that no other migration is made.
+// migrateThroughAPI changes a custom resource's storage version and creates a migration with the
+// engine API. The migration is created before the change, and paused until it can be done, so
+// that the trigger creates no other one.
 func migrateThroughAPI(t *testing.T, s *cluster.Server, gr schema.GroupResource, to string) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()
 	m := askForAPI(t, s, gr, to, func(spec *migrationv1alpha1.StorageVersionMigrationSpec) { spec.Paused = true })
@@ -44,7 +44,7 @@ func migrateThroughAPI(t *testing.T, s *cluster.Server, gr schema.GroupResource,
 	return m
 }
 
-// askForAPI makes a migration that is to go through the API.
+// askForAPI creates a migration with the engine API.
 func askForAPI(t *testing.T, s *cluster.Server, gr schema.GroupResource, version string, change func(*migrationv1alpha1.StorageVersionMigrationSpec)) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{GenerateName: "api-" + gr.Resource + "-"}}
@@ -70,8 +70,7 @@ func waitEnded(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVers
 	return m
 }
 
-// wantWrittenOnce expects that so many objects were written again since they were created,
-// each of them once.
+// wantWrittenOnce expects that this many objects were written again since they were created, each of them once.
 func wantWrittenOnce(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, want int) {
 	t.Helper()
 	found, err := c.Raw.Get(t.Context(), "/registry/"+gr.Group+"/"+gr.Resource+"/", clientv3.WithPrefix())
@@ -91,7 +90,7 @@ func wantWrittenOnce(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, 
 	}
 }
 
-// revisionsOf reads at which revision each stored object was written.
+// revisionsOf returns, by key, the revision at which each stored object was last written.
 func revisionsOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[string]int64 {
 	t.Helper()
 	found, err := c.Raw.Get(t.Context(), "/registry/"+gr.Group+"/"+gr.Resource+"/", clientv3.WithPrefix(), clientv3.WithKeysOnly())
@@ -103,9 +102,9 @@ func revisionsOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[
 	return revisions
 }
 
-// The versions of a custom resource may have defaults of their own, though they are converted by
-// name only. After a migration through the API the watch cache has the object as it is stored,
-// with the defaults of the version that it is stored in.
+// testAPIDefaults: the versions of a custom resource may have different defaults, also if its
+// conversion changes only the apiVersion. After a migration through the API the watch cache has
+// the object as it is stored, with the defaults of the version that it is stored in.
 func testAPIDefaults(t *testing.T) {
 	c := cluster.New(t)
 	server := c.Start(cluster.Options{}, "one")[0]
@@ -130,7 +129,7 @@ func testAPIDefaults(t *testing.T) {
 		t.Fatalf("there are %+v: %v", list, err)
 	}
 	object := &list.Items[0]
-	// The audit does not know the writes of statuses, and is not asked.
+	// The audit does not understand writes of statuses, so this test does not use it.
 	object.Object["status"] = map[string]any{"seen": "yes"}
 	if _, err := of("v1").UpdateStatus(t.Context(), object, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -142,7 +141,7 @@ func testAPIDefaults(t *testing.T) {
 		must(t, err)
 		return found
 	}
-	// The cache of v2 has it from now on.
+	// From now on there is a watch cache of v2, and it has the object.
 	if _, err := of("v2").List(t.Context(), metav1.ListOptions{ResourceVersion: "0"}); err != nil {
 		t.Fatal(err)
 	}
@@ -162,10 +161,11 @@ func testAPIDefaults(t *testing.T) {
 	})
 }
 
-// A migration through the API whose conversion webhook is slow, refuses every tenth object,
-// is away for seconds, and for a minute, which is longer than anybody waits for it. It never
-// stops the others: objects that fail are named with their reason, a webhook that was only away
-// for a while is waited for, and each retry writes only the objects that are left.
+// testAPIWebhook: a migration through the API whose conversion webhook is slow, refuses every
+// tenth object, is down for seconds, and is down for a minute, which is longer than a migration
+// waits for it. Other migrations go on meanwhile. Objects that fail are named with their reason,
+// the migration waits for a webhook that is down for a short time, and each retry writes only
+// the objects that are left.
 func testAPIWebhook(t *testing.T) {
 	const objects, tenth = 200, 20
 	hook := startConverter(t)
@@ -183,7 +183,7 @@ func testAPIWebhook(t *testing.T) {
 	hook.poison(everyTenth(before)...)
 	hook.slow(30 * time.Millisecond)
 	m := migrateThroughAPI(t, servers[0], convertibles, "v2")
-	storeWidgetsIn(t, servers[1], "v2") // which waits for no webhook
+	storeWidgetsIn(t, servers[1], "v2") // their migration waits for no webhook
 	m = waitEnded(t, servers[1], m)
 	if c.Encodings(widgets)[v2] == 0 {
 		t.Error("no widget was rewritten before the webhook was done with")
@@ -202,7 +202,7 @@ func testAPIWebhook(t *testing.T) {
 	awaitStored(t, c, widgets, v2, stored)
 	wantEncoding(t, c, widgets, v2, stored)
 
-	// The objects left are migrated, and for a webhook that is away for a while none fails.
+	// The objects that are left are migrated, and none fails because the webhook is down for a short time.
 	hook.slow(0)
 	hook.poison()
 	revisions := revisionsOf(t, c, convertibles)
@@ -222,7 +222,8 @@ func testAPIWebhook(t *testing.T) {
 		t.Errorf("%d objects were written again, %d were left", written, tenth)
 	}
 
-	// One that stays away ends the migration, with its name; the objects left follow later.
+	// A webhook that stays down ends the migration, which names it; the objects that are left
+	// are migrated later.
 	m = migrateThroughAPI(t, servers[0], convertibles, "v1")
 	awaitStored(t, c, convertibles, v1, objects/10)
 	hook.stop()
@@ -241,9 +242,9 @@ func testAPIWebhook(t *testing.T) {
 	c.Check()
 }
 
-// Clients update, delete and create objects during the whole of a migration through the
-// API, and the server that does it is killed, twice, in the middle. Another one goes on with
-// it, from where it was; no object is lost, none is back, and none is written again.
+// testAPIMigratorKilled: clients update, delete and create objects during a whole migration through
+// the API, and the server that does it is killed twice in the middle. Another server goes on from
+// where it was. No object is lost, no deleted object comes back, and none is written twice.
 func testAPIMigratorKilled(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(atRate(150), "one", "two", "three")
@@ -276,8 +277,8 @@ func testAPIMigratorKilled(t *testing.T) {
 	})
 }
 
-// An etcd of three members loses its leader, and all of its members, and is compacted every
-// second, while objects are migrated through the API. No object fails for it.
+// testAPIEtcdFaults: an etcd of three members loses its leader and then all members, and is compacted
+// every second, while objects are migrated through the API. No object fails because of that.
 func testAPIEtcdFaults(t *testing.T) {
 	c := cluster.NewReplicated(t, 3)
 	servers := c.Start(atRate(100), "one", "two")
@@ -298,7 +299,7 @@ func testAPIEtcdFaults(t *testing.T) {
 	m.ended("v2")
 }
 
-// waitSaved waits until the claimer has saved that the migration has got further than it had.
+// waitSaved waits until claimer, the server that does the migration, has saved more progress in its status.
 func waitSaved(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, claimer *cluster.Server) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()
 	before := int64(0)
@@ -320,8 +321,8 @@ func waitSaved(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVers
 	return now
 }
 
-// wantFailures fails unless a migration through the API has ended with so many objects
-// failed for these reasons, and so many done.
+// wantFailures fails unless a migration through the API has ended with the wanted numbers of
+// failed objects, by reason, and of objects that are done.
 func wantFailures(t *testing.T, m *migrationv1alpha1.StorageVersionMigration, want map[migrationv1alpha1.MigrationFailureReason]int, done int) {
 	t.Helper()
 	failed := 0
@@ -386,7 +387,7 @@ func censusOf(t *testing.T, c *cluster.Cluster, gr schema.GroupResource) map[agr
 	return counted
 }
 
-// awaitStored waits until at least so many objects are in the encoding.
+// awaitStored waits until at least n objects are in the encoding.
 func awaitStored(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, encoding agree.Encoding, n int) {
 	t.Helper()
 	cluster.Eventually(t, cluster.SettleTimeout, fmt.Sprintf("%d objects are in %s", n, encoding), func(context.Context) error {
@@ -397,7 +398,7 @@ func awaitStored(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, enco
 	})
 }
 
-// awaitLive lets so much time pass, in which the migration must not end.
+// awaitLive waits for the duration, in which the migration must not end.
 func awaitLive(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, duration time.Duration) {
 	t.Helper()
 	began := time.Now()

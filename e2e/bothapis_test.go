@@ -41,9 +41,10 @@ var (
 	cronTabsV1 = load.Custom(cronTabs.WithVersion("v1"), "CronTab", metav1.NamespaceDefault)
 )
 
-// Manifests of either migration API work unchanged, unless they name a version that is not
-// served, and the same engine does both: they run, succeed and fail with the conditions and Events of their API, also when the server is
-// killed that migrates and mirrors the one API into the other. Deleting one cancels it.
+// testBothMigrationAPIs: manifests of either migration API work unchanged, unless they name a version that is not
+// served. One engine does the migrations of both. They run, succeed and fail with the conditions and Events of their
+// API, also when the server is killed that migrates and that mirrors one API into the other. Deleting a migration
+// cancels it.
 func testBothMigrationAPIs(t *testing.T) {
 	c := cluster.New(t)
 	slowly := cluster.Options{Args: betas + " --migration-max-objects-per-second=10"}
@@ -95,15 +96,14 @@ func testBothMigrationAPIs(t *testing.T) {
 	waitTold(t, survivor, manifest(t, made, "secrets-migration"), "Started", "Succeeded")
 	waitTold(t, survivor, manifest(t, made, "pods-migration"), "ResourceNotFound")
 	waitPredecessor(t, survivor, "migrate-crontabs-v1", migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
-	// It names v1beta1, which no release that can be emulated serves.
+	// This migration names v1beta1, which no release that can be emulated serves.
 	waitPredecessor(t, survivor, "flowcontrol-flowschema-storage-version-migration", migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonVersionNotServed)
 	waitPredecessor(t, survivor, "migrate-ingresses", migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonResourceNotFound)
 	c.WaitSettled()
 	c.Check()
 }
 
-// createFrom creates the objects of manifests, which may have fields that no server knows
-// only at the price of an error.
+// createFrom creates the objects of manifests. A field that the server does not know is an error.
 func createFrom(t *testing.T, s *cluster.Server, manifests string) (made []*unstructured.Unstructured) {
 	t.Helper()
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader([]byte(manifests)), 4096)
@@ -138,8 +138,7 @@ func manifest(t *testing.T, all []*unstructured.Unstructured, name string) *unst
 	return nil
 }
 
-// copiesOf are the migrations of migration.k8s.io that are made for one of
-// storagemigration.k8s.io.
+// copiesOf returns the migrations of migration.k8s.io that were made for one of storagemigration.k8s.io.
 func copiesOf(t *testing.T, s *cluster.Server, name string) (copies []migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
 	var list migrationv1alpha1.StorageVersionMigrationList
@@ -174,7 +173,7 @@ func waitMigrated(t *testing.T, s *cluster.Server, u *unstructured.Unstructured,
 	return m
 }
 
-// waitPredecessor is the same for migration.k8s.io.
+// waitPredecessor is waitMigrated for migrations of migration.k8s.io.
 func waitPredecessor(t *testing.T, s *cluster.Server, name string, wanted migrationv1alpha1.MigrationConditionType, reason string) {
 	t.Helper()
 	cluster.Eventually(t, cluster.SettleTimeout, fmt.Sprintf("%s is %s", name, wanted), func(ctx context.Context) error {
@@ -204,7 +203,7 @@ func waitCommon(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, encod
 	})
 }
 
-// waitTold waits until Events tell each of these about a migration of storagemigration.k8s.io.
+// waitTold waits until there are Events with all these reasons about a migration of storagemigration.k8s.io.
 func waitTold(t *testing.T, s *cluster.Server, u *unstructured.Unstructured, reasons ...string) {
 	t.Helper()
 	cluster.Eventually(t, cluster.SettleTimeout, fmt.Sprintf("events tell %v of %s", reasons, u.GetName()), func(ctx context.Context) error {

@@ -32,10 +32,9 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// A custom resource that is converted by a webhook behind a Service, which is slow, is migrated with its help.
-// Every tenth object is refused, is named and does not stop the others; a webhook that goes
-// down in the middle, for a minute, stops nothing for good. Clients of both versions see the
-// same as before.
+// testConversionWebhook: a custom resource is migrated whose conversion webhook is behind a Service and slow.
+// The webhook refuses every tenth object; these are named and do not stop the others. A webhook that is down
+// for a minute in the middle only delays the migration. Clients of both versions read the same as before.
 func testConversionWebhook(t *testing.T) {
 	const objects = 200
 	hook := startConverter(t)
@@ -88,7 +87,7 @@ func testConversionWebhook(t *testing.T) {
 	if found := c.Encodings(convertibles); found[widgetEncoding("v2")] == 0 {
 		t.Errorf("with the webhook down, convertibles are stored as %v", found)
 	}
-	servers[1].Restart(cluster.Options{}) // which needs no webhook
+	servers[1].Restart(cluster.Options{}) // a restart needs no webhook
 	hook.awaitDown(time.Minute)
 	hook.start()
 	t.Logf("settled %v after the webhook is up again", c.WaitSettled().Round(time.Millisecond))
@@ -97,7 +96,7 @@ func testConversionWebhook(t *testing.T) {
 	c.Check()
 }
 
-// texts reads the convertibles that were filled in through a version, and their texts by name.
+// texts returns, by name, the texts of the convertibles that fill has created, as they are read in a version.
 func texts(t *testing.T, s *cluster.Server, version string) map[string]string {
 	t.Helper()
 	path := map[string][]string{"v1": {"spec", "text"}, "v2": {"spec", "message", "text"}}[version]
@@ -113,7 +112,7 @@ func texts(t *testing.T, s *cluster.Server, version string) map[string]string {
 	return found
 }
 
-// everyTenth returns those whose names end in 0.
+// everyTenth returns the names that end in 0.
 func everyTenth(texts map[string]string) (names []string) {
 	for name := range texts {
 		if strings.HasSuffix(name, "0") {
@@ -134,14 +133,13 @@ func wantTexts(t *testing.T, want map[string]string, servers ...*cluster.Server)
 	}
 }
 
-// Convertibles have two versions that a webhook converts: v1 has spec.text, where v2 has
-// spec.message.text.
+// convertibles have two versions, which a webhook converts: v1 has spec.text where v2 has spec.message.text.
 var (
 	convertibles   = schema.GroupResource{Group: widgetGroup, Resource: "convertibles"}
 	convertiblesV1 = load.Custom(convertibles.WithVersion("v1"), "Convertible", metav1.NamespaceDefault)
 )
 
-// converterService is the Service by which the webhook may be named.
+// converterService is the name of the Service by which a CRD may name the webhook.
 const converterService = "converter"
 
 // convertibleCRD returns a CRD that stores v1.
@@ -164,7 +162,7 @@ func convertibleCRD(converter *converter) *apiextensionsv1.CustomResourceDefinit
 	return crd
 }
 
-// behindService has a CRD name the webhook by a Service, as users that run it in a cluster do.
+// behindService makes a CRD name the webhook by a Service, as users do who run a webhook in the cluster.
 func (c *converter) behindService(s *cluster.Server, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 	c.t.Helper()
 	_, text, err := net.SplitHostPort(c.address)
@@ -210,17 +208,17 @@ type converter struct {
 
 	mu     sync.Mutex
 	server *http.Server
-	// poisoned are the names of objects that it refuses to convert.
+	// poisoned are the names of the objects that the webhook refuses to convert.
 	poisoned sets.Set[string]
-	// delay is how long it takes for a call.
+	// delay is how long the webhook takes for a call.
 	delay time.Duration
-	// left is how many objects it converts to v2 before it goes down; negative: it stays up.
+	// left is how many more objects the webhook converts before it goes down; negative: it stays up.
 	left int
-	// answered counts the calls that it answered.
+	// answered counts the calls that the webhook has answered.
 	answered int
-	// down is closed when it has gone down because nothing was left.
+	// down is closed when the webhook has gone down because of left.
 	down chan struct{}
-	// downSince is when it last went down.
+	// downSince is when the webhook last went down.
 	downSince time.Time
 }
 
@@ -257,7 +255,7 @@ func (c *converter) stop() {
 	c.downSince = time.Now()
 }
 
-// awaitDown waits until it has been down for so long.
+// awaitDown waits until the webhook has been down for the duration.
 func (c *converter) awaitDown(duration time.Duration) {
 	c.mu.Lock()
 	since := c.downSince
@@ -265,21 +263,21 @@ func (c *converter) awaitDown(duration time.Duration) {
 	<-time.After(time.Until(since.Add(duration)))
 }
 
-// poison refuses these objects, and no others, from now on.
+// poison makes the webhook refuse these objects, and no others, from now on.
 func (c *converter) poison(names ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.poisoned = sets.New(names...)
 }
 
-// slow makes every call take so long.
+// slow sets how long the webhook takes for every call.
 func (c *converter) slow(delay time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.delay = delay
 }
 
-// goDownAfter makes it go down when it has converted so many more objects.
+// goDownAfter makes the webhook go down when it has converted this many more objects.
 func (c *converter) goDownAfter(objects int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -305,7 +303,7 @@ func (c *converter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(review)
 }
 
-// work takes as long as a call does, and says whether it was waited for.
+// work waits as long as a call takes, and says whether the client has waited for that.
 func (c *converter) work(ctx context.Context) bool {
 	c.mu.Lock()
 	timer := time.NewTimer(c.delay)
@@ -319,7 +317,7 @@ func (c *converter) work(ctx context.Context) bool {
 	}
 }
 
-// allow says whether so many objects may still be converted.
+// allow says whether this many more objects may be converted. If not, the webhook goes down.
 func (c *converter) allow(objects int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

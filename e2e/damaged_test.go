@@ -26,9 +26,9 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// A StorageVersion that does not decode stops the writes of its resource, while the server
-// runs and when it starts, and of no other one. Everybody is told its key and the way out,
-// which is enough.
+// TestDamagedStorageVersion: a StorageVersion that does not decode stops the writes of its resource,
+// while the server runs and when it starts, and those of no other resource. Errors name its key and the
+// command that repairs this, and the command is enough.
 func TestDamagedStorageVersion(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -75,9 +75,9 @@ func TestDamagedStorageVersion(t *testing.T) {
 	}
 }
 
-// A value of a built-in resource that does not decode is named by all that meet it: by lists,
-// with and without a limit, by a read of it, by the census, by preflight and by a server that starts. All
-// other objects are read and written, and it can be deleted as Kubernetes has it.
+// TestDamagedValue: a value of a built-in resource that does not decode is named by everything that meets it:
+// lists with and without a limit, a read of it, the census, preflight, and a server that starts. All other objects
+// can be read and written, and the damaged one can be deleted in the way that Kubernetes has for such objects.
 func TestDamagedValue(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -151,7 +151,7 @@ func TestDamagedValue(t *testing.T) {
 	}
 }
 
-// is says why an answer has none of the statuses.
+// is returns nil if the answer has one of these statuses, and otherwise an error with the answer.
 func is(status int, a answer, others ...int) error {
 	if a.status != status && !slices.Contains(others, a.status) {
 		return errors.New(a.String())
@@ -159,21 +159,21 @@ func is(status int, a answer, others ...int) error {
 	return nil
 }
 
-// rawKey is where an object of a resource is stored.
+// rawKey is the key in etcd of an object of a resource.
 func rawKey(gr schema.GroupResource, namespace, name string) string {
 	return storedsets.ResourcePrefix(storedsets.DefaultPrefix, gr, gr == widgets) + strings.TrimPrefix(namespace+"/", "/") + name
 }
 
-// invalidPolicy is one that a release without validation could have stored: it is complete,
-// and its expression does not compile.
+// invalidPolicy is a policy that a release without this validation could have stored: it is complete, but
+// its expression does not compile.
 const invalidPolicy = `{"apiVersion":"admissionregistration.k8s.io/v1beta1","kind":"MutatingAdmissionPolicy",
 "metadata":{"name":%[1]q,"uid":%[1]q,"creationTimestamp":"2026-01-01T00:00:00Z","annotations":{"` + load.WriteAnnotation + `":"one/raw-%[1]s"}},
 "spec":{"reinvocationPolicy":"Never","failurePolicy":"Fail","variables":[{"name":"x","expression":"this is ( not an expression"}],
 "matchConstraints":{"matchPolicy":"Equivalent","namespaceSelector":{},"objectSelector":{},
 "resourceRules":[{"apiGroups":["a.b.c"],"apiVersions":["*"],"operations":["CREATE"],"resources":["nothing"],"scope":"*"}]}}}`
 
-// Objects that no longer pass the validation, and have fields that no schema knows any
-// more, are migrated as they are: nobody asked the migration to judge or to prune them.
+// testInvalidObjects: objects that do not pass validation any more, or have fields that no schema knows
+// any more, are migrated as they are: a migration neither validates nor prunes them.
 func testInvalidObjects(t *testing.T) {
 	const invalid = 50
 	c := cluster.New(t)
@@ -229,8 +229,8 @@ func differing(a, b map[string]string) (n int) {
 	return n
 }
 
-// tightenWidgets changes the storage version, and in the same update what is valid: no
-// widget is any more, and their padding is unknown.
+// tightenWidgets changes the storage version, and in the same update the schema: no widget is valid any
+// more, and the schema has no field padding.
 func tightenWidgets(t *testing.T, s *cluster.Server, storage string) {
 	t.Helper()
 	short := int64(3)
@@ -250,8 +250,7 @@ func tightenWidgets(t *testing.T, s *cluster.Server, storage string) {
 	}
 }
 
-// loggedFailures are the names of a resource's objects that the servers' logs name as not
-// migrated.
+// loggedFailures returns the names of a resource's objects of which the servers' logs say that they were not migrated.
 func loggedFailures(servers []*cluster.Server, gr schema.GroupResource) sets.Set[string] {
 	line := regexp.MustCompile(`"Object not migrated".* resource="` + regexp.QuoteMeta(gr.String()) + `".* name="([^"]*)"`)
 	names := sets.New[string]()
@@ -263,10 +262,10 @@ func loggedFailures(servers []*cluster.Server, gr schema.GroupResource) sets.Set
 	return names
 }
 
-// Values that are no objects are counted, the first hundred named, and all others are
-// migrated, built-in and custom ones, also when the server that does it is killed in the
-// middle. The migration of a resource that has them goes on when they are gone. (Of resources that
-// admission reads no object may be broken: kube-apiserver does not become ready then.)
+// testBrokenObjects: values that are no objects are counted, and the first hundred are named. All other
+// objects are migrated, of built-in and custom resources, also when the server that does it is killed in
+// the middle. The migration continues when the broken values are gone. (Resources that admission reads
+// must not have broken values: kube-apiserver would not become ready.)
 func testBrokenObjects(t *testing.T) {
 	const broken = 130
 	c := cluster.New(t)
@@ -339,7 +338,7 @@ func testBrokenObjects(t *testing.T) {
 		}
 	}
 	t.Logf("settled %v after the broken objects were gone", c.WaitSettled().Round(time.Millisecond))
-	// Neither the server that went on nor any that tried again did anything a second time.
+	// Neither the server that went on nor one that tried again has written an object a second time.
 	wantWrittenOnce(t, c, widgets, engineObjects)
 	c.Check()
 }

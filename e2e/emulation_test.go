@@ -87,7 +87,7 @@ func testDiscoveryOfRelease(t *testing.T, s *cluster.Server, release *version.Ve
 	}
 	ours := planning.Generic()
 	groups, want := map[string]bool{}, map[string]bool{
-		// Alpha there, and off; the API that Concord stands on here.
+		// This API is alpha and off in those releases. Concord needs it and serves it.
 		"internal.apiserver.k8s.io/v1alpha1/storageversions": true,
 	}
 	for line := range strings.Lines(string(table)) {
@@ -109,7 +109,7 @@ func testDiscoveryOfRelease(t *testing.T, s *cluster.Server, release *version.Ve
 		all := discovered(t, s)
 		got := map[string]bool{}
 		for _, gvr := range slices.Sorted(maps.Keys(all)) {
-			// Concord's own groups are unknown to Kubernetes.
+			// Kubernetes does not know Concord's own groups, so these are left out.
 			if group, _, _ := strings.Cut(gvr, "/"); groups[group] {
 				got[gvr] = true
 			}
@@ -162,8 +162,7 @@ func testIntrospection(t *testing.T, s *cluster.Server, release *version.Version
 	}
 }
 
-// testMangledUserAgent: whatever a client says of itself, it is answered as all others and
-// counted as unknown.
+// testMangledUserAgent: a client with a strange User-Agent is answered like all others and counted as unknown.
 func testMangledUserAgent(t *testing.T, s *cluster.Server) {
 	const counter = `concord_component_skew_requests_total{component="unknown",direction="unknown"}`
 	_, plain := request(t, s.Config(), "/api/v1", "")
@@ -181,8 +180,9 @@ func testMangledUserAgent(t *testing.T, s *cluster.Server) {
 	}
 }
 
-// testKubeletSkew: skew counts from what the server emulates (KEP-4330, "Skew"), whatever the
-// binary's release is, and the server's own requests and its controllers' are never out.
+// testKubeletSkew: the skew of a kubelet counts from the release that the server emulates
+// (KEP-4330, "Skew"), whatever the binary's release is. Requests of the server itself and of its
+// controllers are never out of skew.
 func testKubeletSkew(t *testing.T, s *cluster.Server, release *version.Version) {
 	const newer, older = `concord_component_skew_requests_total{component="kubelet",direction="newer"}`, `concord_component_skew_requests_total{component="kubelet",direction="older"}`
 	oldest := compat.DefaultMinCompatibility(compat.BinaryVersion(), release).SubtractMinor(2)
@@ -235,10 +235,10 @@ func skewCounts(t *testing.T, s *cluster.Server) map[string]int {
 // gated are beta versions that are served with a feature gate only, which is off by default.
 var gated = []string{"certificates.k8s.io/v1beta1/clustertrustbundles", "storagemigration.k8s.io/v1beta1/storageversionmigrations"}
 
-// TestCompatibility: servers of one etcd that stand for several releases write only what
-// each other's release understands, and live with what is stored already (KEP-4330,
-// "Validation ratcheting", "CEL Environment Compatibility Versioning" and the new fields
-// of "Integration tests"). One binary stands for all releases.
+// TestCompatibility: servers on one etcd that emulate several releases write only what the
+// releases of the others understand, and accept what is stored already (KEP-4330, "Validation
+// ratcheting", "CEL Environment Compatibility Versioning" and the new fields of "Integration
+// tests"). One binary emulates all releases.
 func TestCompatibility(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -274,7 +274,7 @@ func object(t *testing.T, text string) *unstructured.Unstructured {
 	return obj
 }
 
-// definition returns a CRD of cluster-scoped things with a rule of their root.
+// definition returns a CRD of cluster-scoped objects with a validation rule at the root of its schema.
 func definition(t *testing.T, plural, rule string) *unstructured.Unstructured {
 	t.Helper()
 	return object(t, fmt.Sprintf(`{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: %[1]s.e2e.concord.dev},
@@ -305,7 +305,7 @@ func create(t *testing.T, r dynamic.ResourceInterface, obj *unstructured.Unstruc
 	return attempt(t, obj.GetName()+" can be created", func(ctx context.Context) error {
 		_, err := r.Create(ctx, obj, metav1.CreateOptions{})
 		if tried && apierrors.IsAlreadyExists(err) {
-			return nil // by the attempt that got no answer
+			return nil // created by the attempt that got no answer
 		}
 		tried = true
 		return err
@@ -338,7 +338,7 @@ func wantInvalid(t *testing.T, what string, err error, parts ...string) {
 	}
 }
 
-// A function of the lists library that came with 1.37, in the rule of a CRD.
+// testRules: the rule of a CRD uses a function of CEL's lists library that is new in 1.37.
 func testRules(t *testing.T, highest *cluster.Server, lower []*cluster.Server) {
 	const rule = "self.spec.words.includes('must')"
 	crd := definition(t, "rules", rule)
@@ -367,7 +367,7 @@ func testRules(t *testing.T, highest *cluster.Server, lower []*cluster.Server) {
 	}
 }
 
-// The same function in policies.
+// testPolicies: admission policies use the same function.
 func testPolicies(t *testing.T, highest *cluster.Server, lower []*cluster.Server) {
 	const match = `matchConstraints: {resourceRules: [{apiGroups: [e2e.concord.dev], apiVersions: ["*"], operations: [CREATE], resources: [nothing]}]}`
 	validating := object(t, `{apiVersion: admissionregistration.k8s.io/v1, kind: ValidatingAdmissionPolicy, metadata: {name: includes}, spec: {`+match+`,
@@ -396,7 +396,7 @@ reinvocationPolicy: Never, mutations: [{patchType: ApplyConfiguration, applyConf
 	}
 }
 
-// The validation that 1.37 relaxed: the estimated cost of the rules of a CRD.
+// testRuleCost: the validation that 1.37 has relaxed, that of the estimated cost of a CRD's rules.
 func testRuleCost(t *testing.T, highest *cluster.Server, lower []*cluster.Server) {
 	crd := definition(t, "costs", "self.spec.words.all(w, !self.metadata.name.contains(w))")
 	for _, s := range lower {
@@ -413,8 +413,8 @@ func testRuleCost(t *testing.T, highest *cluster.Server, lower []*cluster.Server
 	}
 }
 
-// The field that came with 1.35: CRDs' status.observedGeneration. Data enters it where the
-// release before the emulated one has it, and stays.
+// testNewField: the field status.observedGeneration of CRDs, which is new in 1.35. A value is
+// accepted if the release before the emulated one has the field, and a stored value stays.
 func testNewField(t *testing.T, servers []*cluster.Server) {
 	highest, at136, at135 := servers[0], servers[2], servers[3]
 	crd := definition(t, "fields", "true")

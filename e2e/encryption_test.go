@@ -45,7 +45,7 @@ func loadedSecrets() load.Resource {
 	}
 }
 
-// A key of the tests is "<provider>:v1:<name>", or identity; its secret follows from it.
+// The tests name a key "<provider>:v1:<name>", or identity; its secret is computed from the name.
 const (
 	keyA     = "aescbc:v1:a"
 	keyB     = "secretbox:v1:b"
@@ -68,7 +68,7 @@ func sealOf(t testing.TB, key string) agree.Seal {
 	return seal
 }
 
-// openValue opens a stored value with the tests' keys.
+// openValue returns a function that decrypts stored values with the tests' keys.
 func openValue(t testing.TB) func(key string, stored []byte) ([]byte, agree.Seal, error) {
 	transformers, seals := map[string]value.Transformer{}, map[string]agree.Seal{}
 	for _, key := range []string{keyA, keyC} {
@@ -104,19 +104,19 @@ type encrypted struct {
 	servers   []*cluster.Server
 	// also are further arguments of the servers.
 	also string
-	// endpoint is where a server's KMS plugin is.
+	// endpoint returns the address of a server's KMS plugin.
 	endpoint func(server string) string
 }
 
 const reloadInterval = 100 * time.Millisecond
 
-// newEncrypted starts servers that encrypt with the keys, the first one first.
+// newEncrypted starts servers that have these keys and encrypt with the first one.
 func newEncrypted(t *testing.T, resources []string, names []string, keys ...string) *encrypted {
 	t.Helper()
 	return newEncryptedWith(t, "", resources, names, keys...)
 }
 
-// newEncryptedWith starts them with further arguments.
+// newEncryptedWith is newEncrypted with further arguments of the servers.
 func newEncryptedWith(t *testing.T, also string, resources []string, names []string, keys ...string) *encrypted {
 	t.Helper()
 	e := &encrypted{t: t, c: cluster.New(t), resources: resources, also: also}
@@ -135,7 +135,7 @@ func (e *encrypted) args(name string) string {
 
 func (e *encrypted) file(name string) string { return filepath.Join(e.c.Dir, name+"-encryption.json") }
 
-// configure replaces a server's configuration.
+// configure replaces a server's encryption configuration by one with these keys.
 func (e *encrypted) configure(name string, keys ...string) {
 	e.t.Helper()
 	var providers []any
@@ -162,7 +162,8 @@ func (e *encrypted) configure(name string, keys ...string) {
 	must(e.t, errors.Join(os.WriteFile(next, raw, 0o600), os.Rename(next, e.file(name))))
 }
 
-// load has a server load a configuration and waits until it encrypts as that says.
+// load gives a server an encryption configuration with these keys, and waits until the server
+// encrypts with the first one.
 func (e *encrypted) load(s *cluster.Server, keys ...string) {
 	e.t.Helper()
 	e.configure(s.Name, keys...)
@@ -198,8 +199,8 @@ func (e *encrypted) wantKey(key string, atLeast int) {
 	}
 }
 
-// keys returns the command's report of a key. The command must not call a key removable, at the
-// revision that it has counted, while a value uses it.
+// keys returns what the command reports about a key. At the revision at which it has counted,
+// the command must not call a key removable that a value uses.
 func (e *encrypted) keys(key string) use.Key {
 	e.t.Helper()
 	result := cluster.Command(e.t, "keys", "--etcd-servers", e.c.Endpoint, "-o", "json")
@@ -224,14 +225,14 @@ func (e *encrypted) keys(key string) use.Key {
 	return use
 }
 
-// usesKey says whether the command means this key, by the name it goes by, in the encoding.
+// usesKey says whether the encoding has the key that the command knows by this name.
 func usesKey(encoding agree.Encoding, key string) bool {
 	seal := encoding.Seal()
 	return string(seal) == key || seal.Key() == key || seal == "" && key == identity
 }
 
-// wantNeeded fails if the command calls a key removable. That no StorageState does so too early
-// is the audit's.
+// wantNeeded fails if the command calls a key removable. The audit checks that no StorageState
+// does so too early.
 func (e *encrypted) wantNeeded(key string) {
 	e.t.Helper()
 	if use := e.keys(key); use.Removable {
@@ -250,9 +251,9 @@ func (e *encrypted) wantRemovable(key string) {
 	if key == identity {
 		seal = identity
 	}
-	name := key // which tells the secret of no key
+	name := key // this name does not contain the key's secret
 	if strings.HasPrefix(key, kmsPrefix) {
-		name = seal // the ID of a plugin's key is not told
+		name = seal // the command does not print the ID of a plugin's key
 	}
 	cluster.Eventually(e.t, 60*time.Second, key+" is removable", func(ctx context.Context) error {
 		if use := e.keys(name); !use.Removable {
@@ -274,8 +275,7 @@ func (e *encrypted) wantRemovable(key string) {
 	}
 }
 
-// wantNoneLost stops clients whose writes nothing may have failed, and holds the stored values
-// to the invariants.
+// wantNoneLost stops clients, none of whose writes may have failed, and checks the stored values.
 func (e *encrypted) wantNoneLost(writes *load.Load, atLeast int) {
 	e.t.Helper()
 	wantNoFailures(e.t, e.c, writes)
@@ -283,7 +283,7 @@ func (e *encrypted) wantNoneLost(writes *load.Load, atLeast int) {
 	e.c.Check()
 }
 
-// wantReadable lists everything from etcd through every server.
+// wantReadable lists all resources, from etcd, through every server.
 func (e *encrypted) wantReadable(atLeast int) {
 	e.t.Helper()
 	for _, s := range e.servers {
@@ -296,8 +296,8 @@ func (e *encrypted) wantReadable(atLeast int) {
 	}
 }
 
-// A key is rotated on one server after the other while clients write: added behind the old
-// one everywhere, then put first, and at last the old one is removed. Nobody sees an error.
+// TestKeyRotation: a key is rotated on one server after the other while clients write: it is added behind
+// the old one on all servers, then put first, and at last the old one is removed. No client sees an error.
 func TestKeyRotation(t *testing.T) {
 	resources := []string{secrets.Resource, widgets.String()}
 	e := newEncrypted(t, resources, []string{"one", "two"}, keyA, identity)
@@ -323,8 +323,8 @@ func TestKeyRotation(t *testing.T) {
 	cluster.Eventually(t, time.Minute, "both servers take writes", acked(writes, e.servers))
 	e.wantNoneLost(writes, stored)
 
-	// A server that starts with the configuration of before would write values that nobody
-	// else could read any more, and so would one that turns to a key before others have it.
+	// A server that starts with an old configuration would write values that no other server
+	// can read any more, and so would a server that changes to a key before the others have it.
 	e.configure("stale", keyA, keyB)
 	stale := e.c.NewServer("stale", cluster.Options{Args: e.args("stale")})
 	stale.Start()
@@ -338,10 +338,10 @@ func TestKeyRotation(t *testing.T) {
 		}
 		return nil
 	})
-	e.load(e.servers[1], keyB) // else it goes on to C as soon as it is alone
+	e.load(e.servers[1], keyB) // otherwise it would change to key C as soon as it is alone
 
-	// A configuration that would make objects unreadable, one without their key, is refused by
-	// a server that runs and by one that starts.
+	// A configuration that would make objects unreadable, here one without their key, is
+	// refused by a server that runs and by one that starts.
 	e.configure("one", identity, keyC)
 	cluster.Eventually(t, time.Minute, "the configuration is refused", func(context.Context) error {
 		if !strings.Contains(e.servers[0].Output(), "The encryption configuration was not loaded") {

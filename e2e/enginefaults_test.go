@@ -27,15 +27,15 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// engineObjects is how many objects a migration that something happens to has. The rate
-// is such that it takes long enough for it to happen in the middle.
+// engineObjects is how many objects a migration has in which a test injects faults. It runs at a
+// rate at which it takes long enough for a fault in the middle.
 const engineObjects = 3000
 
 func atRate(perSecond int) cluster.Options {
 	return cluster.Options{Args: fmt.Sprintf("--migration-max-objects-per-second=%d", perSecond)}
 }
 
-// widgetsMigrating starts servers on an etcd that migrate widgets at a rate.
+// widgetsMigrating starts servers on an etcd and a migration of widgets at a rate.
 func widgetsMigrating(t *testing.T, c *cluster.Cluster, perSecond int, names ...string) *migrating {
 	t.Helper()
 	servers := c.Start(atRate(perSecond), names...)
@@ -45,14 +45,15 @@ func widgetsMigrating(t *testing.T, c *cluster.Cluster, perSecond int, names ...
 	return m
 }
 
-// The server that migrates is killed at ten random points: before it has written anything, in
-// the middle of pages, and four times after it has saved where it is. The next one goes on from
-// the place that was saved last. Then it is killed in the midst of a stream.
+// testMigratorKilled: the server that migrates is killed at ten random points: before it has written
+// anything, in the middle of pages, and four times after it has saved where it is. The next server goes
+// on from the place that was saved last. At the end the server is killed in the middle of a stream.
 func testMigratorKilled(t *testing.T) {
 	const kills, objects = 10, engineObjects * 4 / 5
 	c := cluster.New(t)
-	// A server saves where it is after some seconds, in which it is to do no more than a tenth
-	// of all, and clients change a fifth of the objects only: they would soon have changed all.
+	// A server saves where it is after some seconds, in which it is to migrate no more than a tenth
+	// of all objects. Clients change only a fifth of the objects, since otherwise they would soon
+	// have written all of them anew.
 	servers := c.Start(atRate(70), "one", "two", "three")
 	createWidgets(t, "v1", servers...)
 	m := newMigratingUnder(t, c, widgetsV1, objects, load.ChurnConfig{Every: 5}, servers...)
@@ -77,7 +78,7 @@ func testMigratorKilled(t *testing.T) {
 		killed.Kill()
 		t.Logf("killed %s after %d rewrites, with %d left to do and %d saved as done, by itself: %v",
 			killed.Name, m.rewrites(), m.left("v2"), saved(live), saves)
-		// It is found before the killed one starts, which goes by its old identity for a while.
+		// The new claimer is found before the killed server starts, which uses its old identity for a while.
 		claimer = m.claimer()
 		if saves {
 			wantResumed(t, claimer, live)
@@ -103,15 +104,15 @@ func saved(live *migrationv1alpha1.StorageVersionMigration) int64 {
 	return live.Status.Progress.Done
 }
 
-// A bystander is an object in v1 that the test itself has put before all others. A migration
-// that goes on behind it does not meet it; one that began anew would write it first of all.
+// A bystander is an object in v1 that the test itself has put into etcd, at a key before all others.
+// A migration that is resumed behind it does not meet it; one that began anew would write it first.
 type bystander struct {
 	m        *migrating
 	key      string
 	revision int64
 }
 
-// standBy puts a bystander into etcd. The audit leaves it out of account.
+// standBy puts a bystander into etcd. The audit ignores it.
 func (m *migrating) standBy() *bystander {
 	m.t.Helper()
 	b := &bystander{m: m, key: m.prefix() + "bystander"}
@@ -124,7 +125,7 @@ func (m *migrating) standBy() *bystander {
 	return b
 }
 
-// gone takes the bystander away, and fails unless nobody has written it.
+// gone deletes the bystander, and fails the test if it was written.
 func (b *bystander) gone() {
 	b.m.t.Helper()
 	deleted, err := b.m.c.Raw.Delete(b.m.t.Context(), b.key, clientv3.WithPrevKV())
@@ -134,20 +135,20 @@ func (b *bystander) gone() {
 	}
 }
 
-// pausedAttempts is how often a server is paused until it is seen to act, when it goes on, as if
-// nothing had happened. Its first action then is a matter of chance.
+// pausedAttempts is how often a server is paused until, resumed, it acts on what it believed before.
+// What it does first is a matter of chance.
 const pausedAttempts = 6
 
-// talkative servers migrate at a rate, and log also attempts that come to nothing.
+// talkative returns the options of servers that migrate at a rate, and also log attempts that have no effect.
 func talkative(perSecond int) cluster.Options {
 	o := atRate(perSecond)
 	o.Args += " --v=2"
 	return o
 }
 
-// The server that migrates is paused for longer than its claim lasts; another one takes
-// over. When the first goes on, both believe that the migration is theirs, and the first is
-// refused the writes that it tries.
+// testMigratorPaused: the server that migrates is paused for longer than its claim lasts, and
+// another one takes over. When the first is resumed, both believe that the migration is theirs, and
+// the writes that the first tries are refused.
 func testMigratorPaused(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(talkative(100), "one", "two", "three")
@@ -180,8 +181,8 @@ func testMigratorPaused(t *testing.T) {
 	m.ended("v2")
 }
 
-// awaitLetGo waits until a server that was resumed has let go of the migration of widgets that it
-// had claimed, and returns what it tells, in the log from there on, of writes that it tried before.
+// awaitLetGo waits until a resumed server has given up the migration of widgets that it had claimed.
+// It returns the refused writes that the server's log tells of, from the position from on.
 func awaitLetGo(t *testing.T, s *cluster.Server, from int) (refused []string) {
 	t.Helper()
 	var log string
@@ -194,9 +195,9 @@ func awaitLetGo(t *testing.T, s *cluster.Server, from int) (refused []string) {
 	})
 	for line := range strings.Lines(log) {
 		switch {
-		// The status was not as it had been read.
+		// Another server has changed the status since it was read.
 		case strings.Contains(line, `"Progress was not written"`) && strings.Contains(line, "the migration is not this server's any more"),
-			// Nor was the claim, which it gives back when it finds that it reports nothing any more.
+			// The claim was changed, too: the server gives it back when it finds that it has no report any more.
 			strings.Contains(line, `"Looking at a migration again"`) && strings.Contains(line, ": this server cannot do it") && strings.Contains(line, "the object has been modified"):
 			refused = append(refused, strings.TrimSpace(line))
 		}
@@ -204,10 +205,10 @@ func awaitLetGo(t *testing.T, s *cluster.Server, from int) (refused []string) {
 	return refused
 }
 
-// Two servers believe that they are the elected one that starts migrations and judges
-// their success, while the definition changes to and fro: the one that was elected before is
-// paused in the midst of a migration, and goes on in the midst of another one. It is seen to act
-// on what it believes, before it finds out.
+// testSecondLeader: two servers believe that they are elected to start migrations and judge their
+// success, while the CRD's storage version changes to and fro. The server that was elected first is
+// paused during a migration and resumed during another one, until it is seen to act on what it
+// believes, before it finds out.
 func testSecondLeader(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(talkative(300), "one", "two", "three")
@@ -224,8 +225,8 @@ func testSecondLeader(t *testing.T) {
 	m.ended("v2")
 }
 
-// twoLead has a second server elected while widgets, which are stored in v1, are migrated. It
-// says whether the first one acted after that.
+// twoLead makes a second server the elected one while widgets, which are stored in v1, are migrated.
+// It says whether the first one acted after that.
 func (m *migrating) twoLead() (acted bool) {
 	m.t.Helper()
 	first := m.elected()
@@ -245,7 +246,7 @@ func (m *migrating) twoLead() (acted bool) {
 	resumed := time.Now()
 	m.underWay("v2") // while the first believes that it is still elected
 
-	// As long as it believes that, there is always something for both to do.
+	// As long as the first believes that, both of them always have something to do.
 	to, term := "v1", ""
 	storeWidgetsIn(m.t, others[0], to)
 	changes := 1
@@ -269,8 +270,8 @@ func (m *migrating) twoLead() (acted bool) {
 	return len(acts) > 0
 }
 
-// elected waits until a server, and none of these, has the Lease of the controllers that start
-// migrations, and returns it.
+// elected waits until a server, which is none of these, has the Lease of the controllers that start
+// migrations, and returns the server.
 func (m *migrating) elected(but ...*cluster.Server) (elected *cluster.Server) {
 	m.t.Helper()
 	asked := m.servers[slices.IndexFunc(m.servers, func(s *cluster.Server) bool { return !slices.Contains(but, s) })]
@@ -291,12 +292,12 @@ func (m *migrating) elected(but ...*cluster.Server) (elected *cluster.Server) {
 	return elected
 }
 
-// triggered returns the writes of the elected controller for widgets that a log tells of, those
-// that came too late among them.
+// triggered returns the writes for widgets that the log of an elected controller tells of, also
+// those that came too late.
 func triggered(log string) (acts []string) {
 	told := regexp.MustCompile(`"(Done|Looking again)" logger="trigger" resource="` + regexp.QuoteMeta(widgets.String()) + `" (?:action|reason)="(.*)"`)
 	for _, match := range told.FindAllStringSubmatch(log, -1) {
-		// It is nothing to wait, or to have failed to read.
+		// To wait is not a write, nor is a read that failed.
 		if act := match[2]; !strings.HasPrefix(act, "wait ") && !strings.HasPrefix(act, "look at ") {
 			acts = append(acts, match[1]+": "+act)
 		}
@@ -304,8 +305,8 @@ func triggered(log string) (acts []string) {
 	return acts
 }
 
-// An etcd of three members loses its leader while objects are rewritten: it hands over, is
-// killed, falls silent; then all members are killed at once.
+// testEtcdLeaderLost: an etcd of three members loses its leader while objects are rewritten: the
+// leader hands over, is killed, is paused; then all members are killed at once.
 func testEtcdLeaderLost(t *testing.T) {
 	m := widgetsMigrating(t, cluster.NewReplicated(t, 3), 150, "one", "two")
 	m.loseLeaders()
@@ -313,8 +314,8 @@ func testEtcdLeaderLost(t *testing.T) {
 	membersLostMidStream(m.atFullSpeed())
 }
 
-// loseLeaders has the leader hand over, killed and silent, and all members killed, each while
-// there is something left to bring to v2.
+// loseLeaders lets the leader hand over, kills it, pauses it, and kills all members, each while
+// there are objects left to bring to v2.
 func (m *migrating) loseLeaders() {
 	m.t.Helper()
 	c := m.c
@@ -336,7 +337,7 @@ func (m *migrating) loseLeaders() {
 			leader.Pause()
 			c.Leader(leader)
 			paused := time.Now()
-			m.awaitRewrites(50) // which takes until servers find out whom to ask no more
+			m.awaitRewrites(50) // which takes until servers notice that this member does not answer
 			m.t.Logf("objects were rewritten %v after the leader was paused", time.Since(paused).Round(time.Millisecond))
 			leader.Resume()
 			leader.WaitReady()
@@ -368,9 +369,9 @@ func (m *migrating) killMembers() {
 	}
 }
 
-// A server of an older release joins while a built-in resource is migrated. That is given
-// up at the next transaction, since the old server writes the old encoding, and done by
-// itself when it has gone: in an orderly way, and by SIGKILL.
+// testOldServerJoins: a server of an older release joins while a built-in resource is migrated. The
+// migration is aborted at the next transaction, since the old server writes the old encoding. It is
+// done when the old server has gone, in an orderly way or by SIGKILL.
 func testOldServerJoins(t *testing.T) {
 	c := cluster.New(t)
 	old := cluster.Options{Emulation: "1.36"}
@@ -399,9 +400,9 @@ func testOldServerJoins(t *testing.T) {
 			t.Errorf("with an old server they agree on %s", standing.Common())
 		}
 		joiner.WaitReady()
-		// Long enough for hundreds of rewrites, were they not given up.
+		// This takes long enough for hundreds of rewrites, if the migration were not aborted.
 		m.awaitChurn(200)
-		// The audit says so if any of them was not in an agreement.
+		// The audit would report a rewrite without an agreement.
 		if now := m.rewrites(); now > rewritten {
 			t.Errorf("%d objects were rewritten while an old server took part", now-rewritten)
 		}
@@ -412,14 +413,13 @@ func testOldServerJoins(t *testing.T) {
 	}
 	m.awaitRewrites(20)
 	for _, s := range servers {
-		s.Restart(atRate(0)) // the rest need not take long
+		s.Restart(atRate(0)) // no limit for the objects that are left
 	}
 	m.ended("v1")
 }
 
-// awaitAborted waits until as many migrations of a resource as are wanted are told to have been
-// given up: by the server that did them, or by the controller that deleted them before that server
-// noticed.
+// awaitAborted waits until Events say of this many migrations of a resource that they were aborted:
+// by the server that did them, or by the controller that deleted them before that server noticed.
 func awaitAborted(t *testing.T, s *cluster.Server, gr schema.GroupResource, want int) {
 	t.Helper()
 	cluster.Eventually(t, time.Minute, "the migration is told to be given up", func(ctx context.Context) error {
@@ -441,8 +441,8 @@ func awaitAborted(t *testing.T, s *cluster.Server, gr schema.GroupResource, want
 	})
 }
 
-// The store is compacted every second, to its newest revision, while objects are rewritten. At full
-// speed it is compacted in the midst of a stream, and the definition changed back.
+// testCompactedAndTurned: etcd is compacted every second, to its newest revision, while objects are rewritten.
+// At full speed it is compacted in the middle of a stream, and the CRD's storage version is changed back.
 func testCompactedAndTurned(t *testing.T) {
 	m := widgetsMigrating(t, cluster.New(t), 200, "one", "two")
 	m.awaitRewrites(1)
@@ -457,8 +457,8 @@ func testCompactedAndTurned(t *testing.T) {
 	compactedAndTurnedMidStream(m.atFullSpeed())
 }
 
-// compactEverySecond compacts the store until stop is called, which says how often it has. It
-// tells of each attempt that fails.
+// compactEverySecond compacts etcd every second until stop is called, which returns how often that
+// was done. failed is called for each attempt that fails.
 func (m *migrating) compactEverySecond(failed func(format string, args ...any)) (stop func() int) {
 	compactions := 0
 	stopped := make(chan struct{})
@@ -489,7 +489,7 @@ func (m *migrating) compactEverySecond(failed func(format string, args ...any)) 
 	return stop
 }
 
-// compact compacts the store to the newest revision, but for changes that the audit has not seen.
+// compact compacts etcd to the revision that is newest at the call, once the audit has seen all changes up to it.
 func compact(c *cluster.Cluster) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

@@ -16,18 +16,18 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// restored is how long agreement is waited for after SIGKILL. With Leases of 4 s it takes some
-// 6 s, and as much again each time a busy machine keeps the collector from looking.
+// restored is how long tests wait for an agreement after SIGKILL. With Leases of 4 s it takes
+// some 6 s, and as much again each time that a busy machine keeps the collector from looking.
 const restored = cluster.LeaseDuration + 30*time.Second
 
-// everything returns the resources that the tests write: one that moves by an upgrade, one
-// that moves by its CRD, one that never moves.
+// everything returns the resources that the tests write: one whose encoding changes by an
+// upgrade, one whose encoding changes by its CRD, and one whose encoding never changes.
 func everything() []load.Resource {
 	return []load.Resource{load.Policies(), widgetsV1, load.ConfigMaps("default")}
 }
 
-// A server that is killed is buried by the others, also when it was the one whose task
-// that is. The work that it was doing is continued, and it can come back.
+// testKill: a killed server is buried by the others, also if it was the one elected to bury.
+// The others continue what it was doing, and it can come back.
 func testKill(t *testing.T) {
 	c := cluster.New(t)
 	leader := c.Start(cluster.Options{}, "one")[0]
@@ -69,9 +69,9 @@ func waitLeader(t *testing.T, s *cluster.Server) {
 	})
 }
 
-// A server is paused in the middle of writes, for longer than its Lease, while the others
-// change an encoding and migrate. When it goes on, the writes that it was about to make must
-// not land: neither in the old encoding nor at all, until it has registered anew.
+// testZombie: a server is paused in the middle of writes, for longer than its Lease, while the
+// others change an encoding and migrate. When it is resumed, the writes that it was about to make
+// must not reach etcd: not in the old encoding, and not at all until it has registered again.
 func testZombie(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{}, "one", "two", "three")
@@ -94,7 +94,8 @@ func testZombie(t *testing.T) {
 		c.WaitReporters(restored, others...)
 		buried := c.Revision()
 		storeWidgetsIn(t, others[0], to)
-		// Not until all is migrated: after a minute the server itself would give the writes up.
+		// The pause does not last until all is migrated: after a minute the paused server
+		// itself would give up the writes.
 		cluster.Eventually(t, cluster.SettleTimeout, "the others agree on "+to, func(context.Context) error {
 			if common := c.Standing(widgets).Common(); common != widgetEncoding(to) {
 				return fmt.Errorf("the agreement is %q", common)
@@ -125,8 +126,8 @@ func testZombie(t *testing.T) {
 	c.Check()
 }
 
-// etcd goes away, is killed or falls silent, for longer than the Leases. The servers turn
-// unready and refuse writes; when it is back they go on, and nobody was buried for
+// testEtcdOutage: etcd is killed, or paused, for longer than the Leases. The servers become
+// unready and refuse writes. When etcd is back they go on, and no server was buried because of
 // renewals that could not be made.
 func testEtcdOutage(t *testing.T) {
 	c := cluster.New(t)
@@ -170,7 +171,7 @@ func testEtcdOutage(t *testing.T) {
 	c.Check()
 }
 
-// acked waits for further acknowledged writes through each of the servers.
+// acked returns a check that each of the servers has acknowledged further writes.
 func acked(writes *load.Load, servers []*cluster.Server) func(context.Context) error {
 	before := map[string]int{}
 	for _, s := range servers {
@@ -186,8 +187,7 @@ func acked(writes *load.Load, servers []*cluster.Server) func(context.Context) e
 	}
 }
 
-// outlast lets an outage last so long since it began. All that time no server may say
-// that it is ready.
+// outlast waits until an outage has lasted for the duration. In that time no server may say that it is ready.
 func outlast(t *testing.T, began time.Time, duration time.Duration, servers []*cluster.Server) {
 	t.Helper()
 	cluster.Eventually(t, duration+time.Minute, "the outage lasts", func(ctx context.Context) error {
@@ -203,8 +203,8 @@ func outlast(t *testing.T, began time.Time, duration time.Duration, servers []*c
 	})
 }
 
-// All servers, one of them with the etcd in it, are killed in the middle of a migration.
-// When they are started again it goes on to its end.
+// testKillAll: all servers, one of them with the etcd in it, are killed in the middle of a
+// migration. When they are started again, the migration is completed.
 func testKillAll(t *testing.T) {
 	const objects = 3000
 	c := cluster.NewEmbedded(t)
@@ -239,11 +239,11 @@ func testKillAll(t *testing.T) {
 
 var seed = flag.Uint64("seed", 0, "the seed of the random faults; 0 takes another one each time")
 
-// faults is how many are injected one after the other.
+// faults is how many faults are injected, one after the other.
 const faults = 16
 
-// Random faults under load: whatever happens in whatever order, when it is over the
-// cluster settles (I7), nothing acknowledged is lost, and no put has broken an invariant.
+// testRandomFaults: random faults under load. Whatever happens in whatever order, when it is over
+// the cluster settles (I7), nothing acknowledged is lost, and no put has broken an invariant.
 func testRandomFaults(t *testing.T) {
 	start := *seed
 	if start == 0 {
@@ -275,7 +275,7 @@ func testRandomFaults(t *testing.T) {
 	c.Check()
 }
 
-// last is how all servers run in the end: with different ones there is no agreement.
+// last are the options with which all servers run at the end; servers with different ones would not agree.
 var last = cluster.Options{Emulation: "1.37"}
 
 // disturbed excuses the failures that a client sees when servers and etcds come and go. An
@@ -291,7 +291,7 @@ type disturber struct {
 	storage string
 }
 
-// disturb injects one fault and takes it back.
+// disturb injects one fault and repairs it.
 func (d *disturber) disturb() {
 	d.t.Helper()
 	i := d.random.IntN(len(d.servers))

@@ -24,9 +24,9 @@ import (
 	"github.com/concord-dev/concord/join/roles"
 )
 
-// An administrator cannot edit what the controllers rely on, and is told so. A hash that is
-// edited nevertheless is not believed: the resource is migrated again, and the state then
-// says what is true.
+// testForgedStorageState: an administrator cannot edit the fields of a StorageState on which
+// the controllers rely, and the error says so. A hash that is edited nevertheless is not
+// believed: the resource is migrated again, and the StorageState is true afterwards.
 func testForgedStorageState(t *testing.T) {
 	c := cluster.New(t)
 	s := c.Start(cluster.Options{}, "one")[0]
@@ -82,7 +82,7 @@ func testForgedStorageState(t *testing.T) {
 	c.Check()
 }
 
-// asControllers is a client whose word is believed.
+// asControllers returns a client that acts as the user of the trigger, who may write StorageStates.
 func asControllers(t *testing.T, s *cluster.Server) client.Client {
 	t.Helper()
 	config := rest.CopyConfig(s.Config())
@@ -92,9 +92,9 @@ func asControllers(t *testing.T, s *cluster.Server) client.Client {
 	return controllers
 }
 
-// A StorageState that is edited consistently, with hashes that fit, while objects are stored in
-// v1, prunes nothing: a census finds them, the stored set names v1 again, and storedVersions
-// become [v2] when they are migrated.
+// TestForgedConsistently: a StorageState that is edited consistently, with hashes that fit, while
+// objects are stored in v1, does not make Concord prune storedVersions. A census finds the objects,
+// the stored set names v1 again, and storedVersions become [v2] when the objects are migrated.
 func TestForgedConsistently(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -148,8 +148,8 @@ func TestForgedConsistently(t *testing.T) {
 	// The audit of etcd's history is left out: it would find the forgery.
 }
 
-// The definitions of StorageStates and migrations are deleted while servers run: they are
-// made again within a minute, and all that is stored is proven anew, by new migrations.
+// TestOwnCRDsDeleted: the CRDs of StorageStates and migrations are deleted while servers run.
+// They are made again within a minute, and new migrations prove again how everything is stored.
 func TestOwnCRDsDeleted(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -198,7 +198,7 @@ func TestOwnCRDsDeleted(t *testing.T) {
 		return nil
 	})
 	c.WaitSettled()
-	// The controllers watch the new objects.
+	// The controllers watch the objects of the new CRDs.
 	createWidgets(t, "v1", servers...)
 	fill(t, s, widgetsV1, 20)
 	storeWidgetsIn(t, s, "v2")

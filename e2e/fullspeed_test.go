@@ -24,10 +24,10 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// fullSpeedObjects is how many objects a migration at full speed has. A rewrite reads the first
-// thousand or so page by page and the rest as a stream. It holds 6 MiB, which are 8,000 objects of
-// 400 bytes in two forms, and 4 MiB more may be under way: when half of all are written, the
-// stream has not come to its end.
+// fullSpeedObjects is how many objects a migration at full speed has. A rewrite reads about the
+// first thousand page by page and the rest as a stream. It holds 6 MiB, which are 8,000 objects of
+// 400 bytes in two forms, and 4 MiB more may be under way. So when half of all objects are
+// written, the stream has not come to its end.
 const fullSpeedObjects = 40_000
 
 var (
@@ -39,8 +39,8 @@ var (
 	}
 )
 
-// atFullSpeed is the same cluster with parcels, of which there are many. Its servers migrate
-// them as fast as they can, which is so fast that they are sent as streams.
+// atFullSpeed returns the same cluster with parcels, of which there are many. Its servers migrate
+// as fast as they can, which is so fast that they read the parcels as streams.
 func (m *migrating) atFullSpeed() *migrating {
 	m.t.Helper()
 	for _, s := range m.servers {
@@ -57,7 +57,7 @@ func (m *migrating) atFullSpeed() *migrating {
 	return full
 }
 
-// prefix is that of the objects' keys.
+// prefix is the prefix of the objects' keys.
 func (m *migrating) prefix() string {
 	return fmt.Sprintf("%s/%s/%s/%s/", storedsets.DefaultPrefix, m.resource.Group, m.resource.Resource, m.resource.Namespace)
 }
@@ -93,15 +93,14 @@ func (m *migrating) store(n int) {
 	must(m.t, group.Wait())
 }
 
-// fullSpeedAttempts is how often a fault is tried until it comes in the midst of a stream. A
-// stream takes a second or two, in which a busy machine may not get to anything else.
+// fullSpeedAttempts is how often a fault is tried until it comes during a stream. A stream takes a
+// second or two, in which a busy machine may not get to anything else.
 const fullSpeedAttempts = 5
 
-// midStream has the objects stored in the other version and strikes in the midst of the stream of
-// those that are to be rewritten; strike is given a member of the etcd that sends streams: that
-// one, or one to a server's watch cache. There has to be something left to rewrite after it, or
-// all is done again. mend puts the damage of a strike right before the cluster has to settle, and
-// is told whether the strike hit.
+// midStream changes the storage version and calls strike during the stream of the objects that are to
+// be rewritten. strike is given a member of the etcd that sends a stream, which may be this one or one
+// to a server's watch cache. If no object is left to rewrite after strike, all is done again. mend
+// repairs the damage of a strike before the cluster has to settle, and is told whether the strike hit.
 func (m *migrating) midStream(what string, strike func(sender *cluster.Etcd), mend func(hit bool)) {
 	m.t.Helper()
 	for range fullSpeedAttempts {
@@ -132,14 +131,14 @@ func (m *migrating) midStream(what string, strike func(sender *cluster.Etcd), me
 	m.t.Fatalf("%s: of %d attempts none was in the midst of a stream, and nothing was tested", what, fullSpeedAttempts)
 }
 
-// storeIn has the objects stored in the version.
+// storeIn changes the storage version of parcels.
 func (m *migrating) storeIn(s *cluster.Server, version string) {
 	m.t.Helper()
 	storeIn(m.t, s, parcels, version)
 	m.version = version
 }
 
-// streams counts what each member of the etcd is sending.
+// streams returns how many streams each member of the etcd is sending.
 func (m *migrating) streams(ctx context.Context) (map[*cluster.Etcd]int, error) {
 	members := m.c.Members
 	if m.c.Etcd != nil {
@@ -156,8 +155,8 @@ func (m *migrating) streams(ctx context.Context) (map[*cluster.Etcd]int, error) 
 	return sending, nil
 }
 
-// awaitStream waits until objects have been rewritten and a member sends more than before, or
-// until all objects are and none was seen to, and returns it or nil.
+// awaitStream waits until objects have been rewritten and a member sends more streams than before,
+// and returns this member; or nil, if all objects are rewritten before any member is seen to do so.
 func (m *migrating) awaitStream(to string, before map[*cluster.Etcd]int) (sender *cluster.Etcd) {
 	m.t.Helper()
 	cluster.Eventually(m.t, cluster.SettleTimeout, "objects are rewritten from a stream", func(ctx context.Context) error {
@@ -185,7 +184,7 @@ func (m *migrating) awaitStream(to string, before map[*cluster.Etcd]int) (sender
 	return sender
 }
 
-// left counts the objects that are not in the version, straight from etcd.
+// left counts the objects that are not stored in the version, by reading etcd.
 func (m *migrating) left(to string) (n int) {
 	m.t.Helper()
 	var all *clientv3.GetResponse
@@ -202,7 +201,7 @@ func (m *migrating) left(to string) (n int) {
 }
 
 // migratorKilledMidStream kills the server that migrates, and starts it again when another one has
-// brought the migration to its end.
+// completed the migration.
 func migratorKilledMidStream(m *migrating) {
 	m.t.Helper()
 	for range 2 {
@@ -233,7 +232,7 @@ func migratorKilledMidStream(m *migrating) {
 	m.ended(m.version)
 }
 
-// endedByAnother fails unless the migration to the version has succeeded, and is not the server's.
+// endedByAnother fails unless the migration to the version has succeeded by another server than but.
 func (m *migrating) endedByAnother(to string, but *cluster.Server) {
 	m.t.Helper()
 	id, _ := but.ID()
@@ -261,7 +260,7 @@ func (m *migrating) endedByAnother(to string, but *cluster.Server) {
 	})
 }
 
-// membersLostMidStream takes members away from a replicated etcd while one of them sends.
+// membersLostMidStream takes members away from a replicated etcd while one of them sends a stream.
 func membersLostMidStream(m *migrating) {
 	m.t.Helper()
 	m.midStream("the leader handed over", func(*cluster.Etcd) { m.c.MoveLeader() }, nil)
@@ -278,10 +277,9 @@ func membersLostMidStream(m *migrating) {
 	m.ended(m.version)
 }
 
-// compactedAndTurnedMidStream compacts the store again and again while objects are sent. Then it
-// takes the agreement away: the definition goes back to the version before. The objects rewritten
-// by then are brought back, and the audit tells of every object that is rewritten to an encoding
-// that nobody agrees on any more.
+// compactedAndTurnedMidStream compacts etcd again and again during a stream. Then it ends the agreement:
+// it changes the CRD's storage version back. The objects rewritten by then are brought back, and the
+// audit reports every object that is rewritten to an encoding on which servers do not agree any more.
 func compactedAndTurnedMidStream(m *migrating) {
 	m.t.Helper()
 	m.midStream("the store was compacted three times", func(*cluster.Etcd) {
@@ -295,5 +293,5 @@ func compactedAndTurnedMidStream(m *migrating) {
 	m.ended(m.version)
 }
 
-// otherVersion is the one of v1 and v2 that is not this one.
+// otherVersion returns v2 for v1, and v1 for v2.
 func otherVersion(version string) string { return map[string]string{"v1": "v2", "v2": "v1"}[version] }

@@ -25,7 +25,8 @@ import (
 
 const apiOff = "--feature-gates=StorageVersionAPI=false"
 
-// expectNoStorageVersions: the API is not there, and neither are its objects' readers.
+// expectNoStorageVersions expects that a server does not serve StorageVersions, and runs
+// nothing that reads them.
 func expectNoStorageVersions(t *testing.T, s *cluster.Server) {
 	t.Helper()
 	ctx := t.Context()
@@ -34,7 +35,7 @@ func expectNoStorageVersions(t *testing.T, s *cluster.Server) {
 			t.Errorf("%s: %d %s, %v, want 404", path, status, body, err)
 		}
 	}
-	groups, err := s.Kube().Discovery().ServerGroups() // aggregated
+	groups, err := s.Kube().Discovery().ServerGroups() // by aggregated discovery
 	must(t, err)
 	for _, g := range groups.Groups {
 		if g.Name == storageversion.Resource.Group {
@@ -69,7 +70,7 @@ func keys(t *testing.T, c *cluster.Cluster, under string) (found []string) {
 	return found
 }
 
-// Without the gate CompatibilityVersions, /version is as it was before KEP-4330.
+// testCompatibilityVersionsOff: without the gate CompatibilityVersions, /version is as it was before KEP-4330.
 func testCompatibilityVersionsOff(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Args: "--feature-gates=CompatibilityVersions=false"}, "one")
@@ -87,9 +88,9 @@ func testCompatibilityVersionsOff(t *testing.T) {
 	c.Check()
 }
 
-// The gate is on, off and on again, on one etcd and with writes all the time. While it is
-// off the release changes, so that what was known of the stored encodings is wrong when it
-// is on again: the stored set starts from Unknown, and everything follows.
+// testGateOffAndOn: the gate is on, off and on again, on one etcd and with writes all the time.
+// While it is off the release changes, so that what was known of the stored encodings is wrong
+// when it is on again: the stored set starts from Unknown, and becomes right.
 func testGateOffAndOn(t *testing.T) {
 	c := cluster.New(t)
 	s := c.Start(cluster.Options{Emulation: "1.37"}, "one")[0]
@@ -134,8 +135,8 @@ func testGateOffAndOn(t *testing.T) {
 	c.Check()
 }
 
-// expectUnknownSince looks through the StorageState's history: the stored set is one
-// encoding now, and held Unknown before.
+// expectUnknownSince reads the StorageState's history in etcd: the stored set is one encoding
+// now, and contained Unknown before.
 func expectUnknownSince(t *testing.T, c *cluster.Cluster, since int64, gr schema.GroupResource) {
 	t.Helper()
 	key := storedsets.DefaultPrefix + "/migration.k8s.io/storagestates/" + migrationv1alpha1.StateName(gr)
@@ -156,7 +157,7 @@ func expectUnknownSince(t *testing.T, c *cluster.Cluster, since int64, gr schema
 	}
 }
 
-// expectCensus: as counted from raw etcd, every resource is stored in one encoding.
+// expectCensus expects that, as counted in etcd, every resource is stored in one encoding.
 func expectCensus(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	encodings := map[string]agree.Encoding{}
@@ -168,9 +169,9 @@ func expectCensus(t *testing.T, c *cluster.Cluster) {
 	}
 }
 
-// One of three servers has the gate off, and stands for another release: nobody agrees on
-// anything while it lives, nothing is migrated and no write is lost. When it is gone, be it
-// in good order or killed, everything is migrated.
+// testOneServerOff: one of three servers has the gate off and emulates another release. While
+// it runs, no resource has an agreement, nothing is migrated, and no write is lost. When it has
+// gone, stopped or killed, everything is migrated.
 func testOneServerOff(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{}, "one", "two", "three")
@@ -217,9 +218,9 @@ func testOneServerOff(t *testing.T) {
 	c.Check()
 }
 
-// A server with the gate off is paused for longer than its Lease: the others agree and
-// migrate. When it goes on it is a stranger to them, and takes no write before they all know
-// of it again.
+// testOffServerPaused: a server with the gate off is paused for longer than its Lease, and the
+// others agree and migrate. When it is resumed, the others do not know it any more, and it
+// takes no write before they all know it again.
 func testOffServerPaused(t *testing.T) {
 	c := cluster.New(t)
 	off := c.Start(cluster.Options{Emulation: "1.36", Args: apiOff}, "off")[0]
@@ -251,13 +252,13 @@ func testOffServerPaused(t *testing.T) {
 	c.Check()
 }
 
-// expectStorageVersionsListed: the servers that serve StorageVersions say so in discovery, even
-// where another server that started beside them does not serve them.
+// expectStorageVersionsListed expects that the servers which serve StorageVersions have them in
+// discovery, also if another server that started beside them does not serve them.
 func expectStorageVersionsListed(t *testing.T, servers ...*cluster.Server) {
 	t.Helper()
 	for _, s := range servers {
 		cluster.Eventually(t, restored, s.Name+" lists the API", func(context.Context) error {
-			groups, err := s.Kube().Discovery().ServerGroups() // aggregated
+			groups, err := s.Kube().Discovery().ServerGroups() // by aggregated discovery
 			if err == nil && !slices.ContainsFunc(groups.Groups, func(g metav1.APIGroup) bool { return g.Name == storageversion.Resource.Group }) {
 				err = fmt.Errorf("the groups are %v", groups.Groups)
 			}
@@ -266,8 +267,8 @@ func expectStorageVersionsListed(t *testing.T, servers ...*cluster.Server) {
 	}
 }
 
-// expectNoAgreement: no resource has one, and so many servers report beside the one that
-// does not.
+// expectNoAgreement expects that no resource has an agreement, and that this many servers
+// report beside the one that does not.
 func expectNoAgreement(t *testing.T, c *cluster.Cluster, reporting int) {
 	t.Helper()
 	reported := keys(t, c, "storageversions/")
@@ -286,7 +287,7 @@ func expectNoAgreement(t *testing.T, c *cluster.Cluster, reporting int) {
 	}
 }
 
-// expectNoMigration: none is live.
+// expectNoMigration waits until no migration is live.
 func expectNoMigration(t *testing.T, s *cluster.Server) {
 	t.Helper()
 	cluster.Eventually(t, graceful, "no migration is live", func(ctx context.Context) error {

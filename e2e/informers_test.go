@@ -25,9 +25,9 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// Clients that are started, break off and resume while objects are migrated, on one server
-// or on another one, have the newest resourceVersion of every object afterwards: their next
-// updates meet no conflict.
+// testInformers: informers that are started, interrupted and resumed while objects are migrated, on
+// one server or on several, have the newest resourceVersion of every object afterwards: their
+// clients' next updates meet no conflict.
 func testInformers(t *testing.T) {
 	const (
 		objects   = 2000
@@ -53,7 +53,7 @@ func testInformers(t *testing.T) {
 		all[i] = &restless{
 			random: rand.New(rand.NewPCG(random.Uint64(), 0)),
 			calm:   &calm,
-			// A third of them each stays with one server, or goes to any of them.
+			// A third of the informers use only the first server, a third only the others, and a third all of them.
 			clients: [][]dynamic.ResourceInterface{clients[:1], clients[1:], clients}[i%3],
 		}
 		group.Go(func() error { return all[i].run(ctx) })
@@ -83,8 +83,8 @@ func testInformers(t *testing.T) {
 	c.Check()
 }
 
-// wantNewest waits until all caches have the object that was written last, and then wants all
-// objects in them as they are.
+// wantNewest waits until all caches have the object that was written last, and then expects all
+// objects in them to be as they are stored.
 func wantNewest(t *testing.T, all []*restless, client dynamic.ResourceInterface, last string) {
 	t.Helper()
 	newest, err := client.List(t.Context(), metav1.ListOptions{})
@@ -113,10 +113,10 @@ func wantNewest(t *testing.T, all []*restless, client dynamic.ResourceInterface,
 	}
 }
 
-// restless is a client's cache, made by client-go, whose watches end soon and which is
-// begun anew at times, as long as it is not calm.
+// restless is a client's cache, made by client-go, whose watches end soon and which is started anew
+// at times, until calm is set.
 type restless struct {
-	random  *rand.Rand // of run alone
+	random  *rand.Rand // used by run alone
 	calm    *atomic.Bool
 	clients []dynamic.ResourceInterface
 	store   atomic.Pointer[cache.Store]
@@ -169,8 +169,8 @@ func (r *restless) run(ctx context.Context) error {
 	return nil
 }
 
-// cut ends a watch after some events, unless all is calm then. Those of a list, up to its
-// bookmark, do not count.
+// cut ends a watch after some events, unless calm is set then. The events of an initial list, up to
+// its bookmark, do not count.
 func (r *restless) cut(w watch.Interface, list bool, events int) watch.Interface {
 	result := make(chan watch.Event)
 	proxy := watch.NewProxyWatcher(result)
@@ -199,7 +199,7 @@ func (r *restless) cut(w watch.Interface, list bool, events int) watch.Interface
 	return proxy
 }
 
-// linearNames are those of the widgets that testLinearizable writes.
+// linearNames are the names of the widgets that testLinearizable writes.
 var linearNames = []string{"a", "b", "c", "d"}
 
 // linearClient makes calls about a few widgets, one after the other, through any server.
@@ -221,7 +221,8 @@ func (c *linearClient) run(ctx context.Context) {
 		if in.Verb == linear.Create || in.Verb == linear.Update {
 			in.Value = fmt.Sprintf("%d-%d", c.id, n)
 		}
-		// The client gives up before the story does, so that no call of it is cut off by the end.
+		// A call is given up after ten seconds, but not when ctx ends, so that the end of the test
+		// cuts off no call.
 		request, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		via, began := c.widgets[c.random.IntN(len(c.widgets))], c.history.Now()
 		if in.Verb == "list" {
@@ -253,7 +254,7 @@ func textOf(u *unstructured.Unstructured) string {
 	return text
 }
 
-// call makes a call, and says whether it can have happened.
+// call makes a call, and says whether it can have taken effect.
 func (c *linearClient) call(ctx context.Context, via dynamic.ResourceInterface, in linear.Call) (out linear.Answer, happened bool) {
 	read := func() (u *unstructured.Unstructured, err error) {
 		if u, err = via.Get(ctx, in.Name, metav1.GetOptions{}); err == nil {
@@ -299,9 +300,9 @@ func (c *linearClient) call(ctx context.Context, via dynamic.ResourceInterface, 
 	return linear.Answer{}, false
 }
 
-// Clients see each widget as one register while its storage version flips, and servers and etcd
-// are killed under their calls: a write that was answered is there, one that was refused is not, and
-// nobody reads anything older than what somebody has read before.
+// testLinearizable: clients see each widget as one register while its storage version changes to and
+// fro, and while servers and etcd are killed during calls. An acknowledged write is there, a refused
+// one is not, and no client reads anything older than what a client has read before.
 func testLinearizable(t *testing.T) {
 	const clients, rounds, between = 8, 8, 60
 	c := cluster.New(t)

@@ -23,7 +23,7 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// kmsKey is a key of the tests that is in the vault: of the KMS plugin "p", with this ID.
+// kmsKey names a key that is in the vault: that of the KMS plugin "p" with this ID.
 func kmsKey(id string) string { return kmsPrefix + id }
 
 const kmsPrefix = "kms:v2:p:"
@@ -61,7 +61,7 @@ func newKMSEncrypted(t *testing.T, also string, resources []string, id string, n
 	return k
 }
 
-// openWith opens stored values of KMS plugins.
+// openWith returns a function that decrypts stored values of KMS plugins.
 func openWith(transformers map[schema.GroupResource]value.Transformer) func(key string, stored []byte) ([]byte, agree.Seal, error) {
 	return func(key string, stored []byte) ([]byte, agree.Seal, error) {
 		if !strings.HasPrefix(string(stored), "k8s:enc:") {
@@ -79,8 +79,8 @@ func openWith(transformers map[schema.GroupResource]value.Transformer) func(key 
 	}
 }
 
-// turned waits until a server reports that it encrypts with its plugin's key. Being asked
-// whether it is ready makes it ask the plugin.
+// turned waits until servers report that they encrypt with the current keys of their plugins. A
+// request for readiness makes a server ask its plugin.
 func (k *kmsEncrypted) turned(servers ...*cluster.Server) {
 	k.t.Helper()
 	for _, s := range servers {
@@ -98,10 +98,10 @@ func (k *kmsEncrypted) turned(servers ...*cluster.Server) {
 	}
 }
 
-// The key of a KMS plugin is rotated in the KMS, without a change of any configuration:
-// the stored values become stale and are encrypted anew once all servers encrypt with the new
-// key, and the old one is called removable when no value needs it. Plugins that are away, in
-// the middle of that and when a server starts, delay it and lose nothing.
+// testKMS: the key of a KMS plugin is rotated in the KMS, without a change of any
+// configuration. The stored values become stale and are encrypted again once all servers
+// encrypt with the new key, and the old key is called removable when no value needs it. Plugins
+// that are down, in the middle of that and when a server starts, delay it, and nothing is lost.
 func testKMS(t *testing.T) {
 	const objects = 1500
 	k := newKMSEncrypted(t, "--migration-max-objects-per-second=300", []string{secrets.Resource, widgets.String()}, "first", "one", "two")
@@ -168,8 +168,8 @@ func testKMS(t *testing.T) {
 	k.c.Check()
 }
 
-// restartWithoutPlugins kills all servers and starts them while no plugin runs: they do not
-// know their keys then, agree on none, and the old one is needed. The plugins follow.
+// restartWithoutPlugins kills all servers and starts them while no plugin runs. The servers do not know
+// their keys then and agree on none, so the old key is needed. The plugins are started afterwards.
 func (k *kmsEncrypted) restartWithoutPlugins(old string) {
 	k.t.Helper()
 	for _, s := range k.servers {

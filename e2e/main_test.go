@@ -10,7 +10,7 @@ import (
 var slow = flag.Bool("slow", false, "also run the tests that take minutes: rolling upgrades, servers killed and paused, an etcd that goes away")
 
 func TestMain(m *testing.M) {
-	cluster.Serve() // before flags are read: a process that is not the tests has others
+	cluster.Serve() // before flags are parsed: a process in another role has other flags
 	flag.Parse()
 	cluster.Main(m)
 }
@@ -21,8 +21,8 @@ type slowTest struct {
 	run  func(*testing.T)
 }
 
-// busy ones need the machine for themselves, waiting ones wait for Leases to expire and
-// for what is away to come back.
+// The busy tests need the machine for themselves; the waiting ones mostly wait for Leases to
+// expire or for something to come back.
 var (
 	busy = []slowTest{
 		{"MixedReleases", testMixedReleases},
@@ -77,8 +77,8 @@ var (
 	}
 )
 
-// TestSlow holds the tests that wait for Leases to expire and servers to be rolled. Waiting
-// ones run together, as many as -parallel says.
+// TestSlow holds the tests that wait for Leases to expire and servers to be rolled. The waiting
+// ones run in parallel, as many at a time as -parallel says.
 func TestSlow(t *testing.T) {
 	if !*slow {
 		t.Log("not run: they take minutes; run them with -slow")

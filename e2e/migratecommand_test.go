@@ -19,10 +19,10 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// concord migrate tells beforehand what there is to do, has it done, and is right: its counts,
-// those of the migration's status and those of concord census are the same afterwards. Where
-// objects cannot be migrated it names them, does the others, and ends with 2. At last it
-// migrates every resource that there is.
+// testMigrateCommand: concord migrate says beforehand what there is to do, and has it done. Its
+// counts are right: afterwards they equal those of the migration's status and those of concord
+// census. It names objects that cannot be migrated, migrates the others, and ends with exit code
+// 2. At last it migrates every resource.
 func testMigrateCommand(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=20"}, "one", "two")
@@ -39,7 +39,7 @@ func testMigrateCommand(t *testing.T) {
 	storeWidgetsIn(t, servers[0], "v2")
 	waitCommon(t, c, widgets, widgetEncoding("v2"))
 
-	// Concord has begun by itself, at a pace that leaves something to see.
+	// Concord has begun a migration by itself, at a rate that leaves something to see.
 	before := dryRun(t, migrate("widgets", "--dry-run", "-o", "json"))
 	if len(before) != 1 || before[0].Encoding != string(widgetEncoding("v2")) || *before[0].Objects != stored || *before[0].Rewrite == 0 ||
 		*before[0].Bytes == 0 || before[0].Basis != "limited" || *before[0].ExpectedSeconds < float64(*before[0].Rewrite)/20 {
@@ -99,8 +99,7 @@ func testMigrateCommand(t *testing.T) {
 	c.Check()
 }
 
-// migrateAll has the command migrate all resources, of which widgets are to be stored in another
-// version by then.
+// migrateAll runs the command for all resources, after the storage version of widgets was changed.
 func migrateAll(t *testing.T, c *cluster.Cluster, s *cluster.Server, migrate func(args ...string) cluster.Result) {
 	t.Helper()
 	v1 := widgetEncoding("v1")
@@ -152,8 +151,8 @@ func migrateAll(t *testing.T, c *cluster.Cluster, s *cluster.Server, migrate fun
 	}
 }
 
-// interruptMigrate interrupts the command once its migration is there, which goes on and is
-// cancelled then.
+// interruptMigrate interrupts the command once its migration exists; the migration goes on, and
+// is cancelled at the end.
 func interruptMigrate(t *testing.T, s *cluster.Server) {
 	t.Helper()
 	cmd := exec.Command(cluster.Binary(t), "migrate", "widgets", "--kubeconfig", s.Kubeconfig(), "--max-objects-per-second", "1")
@@ -182,7 +181,7 @@ func interruptMigrate(t *testing.T, s *cluster.Server) {
 	must(t, s.Objects().Delete(t.Context(), found))
 }
 
-// commands is the newest migration of widgets that the command made.
+// commands returns the newest migration of widgets that the command has created.
 func commands(t *testing.T, s *cluster.Server) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()
 	var list migrationv1alpha1.StorageVersionMigrationList
@@ -216,8 +215,8 @@ func dryRun(t *testing.T, result cluster.Result) (rows []dryRunRow) {
 	return rows
 }
 
-// wantProof fails unless concord census, and the newest migration of widgets by the
-// command, count the same.
+// wantProof fails unless concord census, and the newest migration of widgets by the command,
+// count what is wanted.
 func wantProof(t *testing.T, c *cluster.Cluster, s *cluster.Server, want map[agree.Encoding]int, failed int64) {
 	t.Helper()
 	counted := censusOf(t, c, widgets)

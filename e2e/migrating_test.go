@@ -24,8 +24,8 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// migrating is a cluster that migrates a resource while clients update, delete and create
-// its objects without end, and something goes wrong.
+// migrating is a cluster that migrates a resource while clients update, delete and create its
+// objects without end, and a test injects faults.
 type migrating struct {
 	t        *testing.T
 	c        *cluster.Cluster
@@ -33,11 +33,11 @@ type migrating struct {
 	resource load.Resource
 	churn    *load.Churn
 	random   *rand.Rand
-	// version is the one that parcels are stored in; others set it nowhere.
+	// version is the version in which parcels are stored; tests of other resources do not set it.
 	version string
 }
 
-// seeded returns the test's random numbers and says how to have the same again.
+// seeded returns the test's random numbers, and logs how to have the same again.
 func seeded(t *testing.T) (*rand.Rand, uint64) {
 	t.Helper()
 	start := *seed
@@ -48,14 +48,14 @@ func seeded(t *testing.T) (*rand.Rand, uint64) {
 	return rand.New(rand.NewPCG(start, 0)), start
 }
 
-// newMigrating fills objects of the resource in and lets clients loose on them. The
-// servers run, and widgets are known where they are the resource.
+// newMigrating creates objects of the resource and starts clients that change them. The servers
+// already run, and already serve the resource.
 func newMigrating(t *testing.T, c *cluster.Cluster, resource load.Resource, objects int, servers ...*cluster.Server) *migrating {
 	t.Helper()
 	return newMigratingUnder(t, c, resource, objects, load.ChurnConfig{}, servers...)
 }
 
-// newMigratingUnder does so with clients that change no more than they are told to.
+// newMigratingUnder is newMigrating with a configuration of the clients.
 func newMigratingUnder(t *testing.T, c *cluster.Cluster, resource load.Resource, objects int, clients load.ChurnConfig, servers ...*cluster.Server) *migrating {
 	t.Helper()
 	m := &migrating{t: t, c: c, servers: servers, resource: resource}
@@ -66,14 +66,14 @@ func newMigratingUnder(t *testing.T, c *cluster.Cluster, resource load.Resource,
 	return m
 }
 
-// loose lets clients loose on the objects.
+// loose starts the clients that change the objects.
 func (m *migrating) loose(config load.ChurnConfig) {
 	m.t.Helper()
 	config.Resource = m.resource
 	for _, s := range m.servers {
 		config.Endpoints = append(config.Endpoints, load.Endpoint{Name: s.Name, Client: s.Dynamic()})
 	}
-	// The watch cache of many objects takes its time, in which they cannot be listed.
+	// A watch cache of many objects takes a while to fill, in which they cannot be listed.
 	cluster.Eventually(m.t, cluster.SettleTimeout, "clients list the objects", func(ctx context.Context) (err error) {
 		m.churn, err = load.StartChurn(ctx, config)
 		return err
@@ -87,7 +87,7 @@ func (m *migrating) rewrites() (n int) {
 	return n
 }
 
-// awaitRewrites waits until there are so many more rewrites.
+// awaitRewrites waits until there are this many more rewrites.
 func (m *migrating) awaitRewrites(more int) {
 	m.t.Helper()
 	want := m.rewrites() + more
@@ -99,7 +99,7 @@ func (m *migrating) awaitRewrites(more int) {
 	})
 }
 
-// awaitChurn waits until clients have made so many more writes.
+// awaitChurn waits until clients have made this many more writes.
 func (m *migrating) awaitChurn(more int) {
 	m.t.Helper()
 	want := m.churn.Result().Writes() + more
@@ -111,7 +111,7 @@ func (m *migrating) awaitChurn(more int) {
 	})
 }
 
-// underWay fails the test unless there is something left to migrate to the version.
+// underWay fails the test unless there are objects left to migrate to the version.
 func (m *migrating) underWay(to string) {
 	m.t.Helper()
 	gr := m.resource.GroupResource()
@@ -121,8 +121,8 @@ func (m *migrating) underWay(to string) {
 	}
 }
 
-// claimer waits until one of the running servers has claimed the live migration of the
-// resource, and returns it.
+// claimer waits until one of the running servers, except those in but, has claimed the live
+// migration of the resource, and returns this server.
 func (m *migrating) claimer(but ...*cluster.Server) (claimer *cluster.Server) {
 	m.t.Helper()
 	cluster.Eventually(m.t, cluster.SettleTimeout, "a server claims the migration", func(ctx context.Context) (err error) {
@@ -132,7 +132,7 @@ func (m *migrating) claimer(but ...*cluster.Server) (claimer *cluster.Server) {
 	return claimer
 }
 
-// findClaimer returns the running server that has claimed the live migration of the resource.
+// findClaimer returns the running server, except those in but, that has claimed the live migration of the resource.
 func (m *migrating) findClaimer(ctx context.Context, but ...*cluster.Server) (*cluster.Server, error) {
 	asked := errors.New("no server runs that can be asked")
 	for _, s := range m.servers {
@@ -161,8 +161,8 @@ func (m *migrating) findClaimer(ctx context.Context, but ...*cluster.Server) (*c
 	return nil, asked
 }
 
-// ended waits until all is over, ends the clients, and judges everything: all objects are
-// in the version, and are those, with the content, that the clients were told.
+// ended waits until the migration is over, stops the clients, and checks everything: all objects are
+// in the version, and are those, with the content, that the answers to the clients imply.
 func (m *migrating) ended(to string) {
 	m.t.Helper()
 	m.t.Logf("settled after %v", m.c.WaitSettled().Round(time.Millisecond))
@@ -193,7 +193,7 @@ func (m *migrating) ended(to string) {
 	m.c.Check()
 }
 
-// maxTold bounds how many differences are told of one kind.
+// maxTold bounds how many differences of one kind are printed.
 const maxTold = 10
 
 func (m *migrating) wantContents(where string, want load.ChurnResult, found map[string]string) {
@@ -224,8 +224,8 @@ func (m *migrating) encoding(version string) agree.Encoding {
 	return agree.Encoding(m.resource.Group + "/" + version)
 }
 
-// A CRD's storage version is changed again and again under load. Nobody sees an error,
-// every object follows, and the CRD ends with the one stored version.
+// testStorageVersionFlips: a CRD's storage version is changed again and again under load. No client
+// sees an error, every object is migrated, and the CRD ends with one stored version.
 func testStorageVersionFlips(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{}, "one", "two", "three")
@@ -248,8 +248,8 @@ func testStorageVersionFlips(t *testing.T) {
 	c.Check()
 }
 
-// Changes that follow each other before anything has settled: v1, v2, v1 between two
-// looks leaves objects in v2 behind.
+// testHastyFlips: a CRD's storage version changes again before anything has settled. A change from
+// v1 to v2 and back, between two looks of a controller, leaves objects in v2 behind.
 func testHastyFlips(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{}, "one", "two", "three")
@@ -287,8 +287,8 @@ func wantFenceCounted(t *testing.T, servers []*cluster.Server) {
 
 var fenceCounter = regexp.MustCompile(`(?m)^concord_fence_(mismatches|retries|forwards)_total\{\S* (\S+)$`)
 
-// waitFailedMigration waits for a migration that ended with objects that could not be
-// migrated, in such a way as wanted.
+// waitFailedMigration waits for a migration of the resource that has ended with objects that could
+// not be migrated, and with the wanted progress.
 func waitFailedMigration(t *testing.T, s *cluster.Server, gr schema.GroupResource, wanted func(migrationv1alpha1.MigrationProgress) bool) (found migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
 	took := cluster.Eventually(t, cluster.SettleTimeout, "the migration ends with failures", func(ctx context.Context) error {
@@ -342,12 +342,12 @@ func widgetEncoding(version string) agree.Encoding {
 	return agree.Encoding(widgetGroup + "/" + version)
 }
 
-// widgetCRD returns the CRD with the version that is stored.
+// widgetCRD returns the CRD of widgets with this storage version.
 func widgetCRD(storage string) *apiextensionsv1.CustomResourceDefinition {
 	return widgetLike(widgets, storage)
 }
 
-// widgetLike returns such a CRD of another resource.
+// widgetLike returns a CRD like that of widgets for another resource.
 func widgetLike(gr schema.GroupResource, storage string) *apiextensionsv1.CustomResourceDefinition {
 	crd := cluster.Definition(gr, storage)
 	text := apiextensionsv1.JSONSchemaProps{Type: "string"}
@@ -396,8 +396,8 @@ func fill(t *testing.T, s *cluster.Server, resource load.Resource, n int) {
 	must(t, load.Fill(t.Context(), load.Endpoint{Name: s.Name, Client: s.Dynamic()}, resource, "fill", n))
 }
 
-// wantEncoding fails unless all stored objects of the resource, and at least so many, are
-// in the encoding.
+// wantEncoding fails unless all stored objects of the resource are in the encoding, and there are at
+// least so many of them.
 func wantEncoding(t *testing.T, c *cluster.Cluster, gr schema.GroupResource, encoding agree.Encoding, atLeast int) {
 	t.Helper()
 	if err := encodedAs(c, gr, encoding, atLeast); err != nil {

@@ -35,7 +35,7 @@ const (
 	reviewsPath    = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 )
 
-// answer is the outcome of one HTTP request, which nobody tried again.
+// answer is the outcome of one HTTP request, which was not tried again.
 type answer struct {
 	status     int
 	retryAfter string
@@ -45,7 +45,7 @@ type answer struct {
 
 func (a answer) String() string { return fmt.Sprintf("%d %s %v", a.status, a.body, a.err) }
 
-// saysUnwritten says whether the server vouches for the write not to have taken place.
+// saysUnwritten says whether the server answers that the write has not taken place.
 func (a answer) saysUnwritten() bool {
 	return a.status == http.StatusServiceUnavailable && strings.Contains(a.body, "nothing was written")
 }
@@ -73,8 +73,8 @@ func named(apiVersion, kind, name string) string {
 	return fmt.Sprintf(`{"apiVersion":%q,"kind":%q,"metadata":{"name":%q}}`, apiVersion, kind, name)
 }
 
-// While etcd is away, writes are refused at once and reads from the cache go on. When it
-// is back the server goes on by itself. A stop does not wait for an etcd that is away.
+// TestEtcdAway: while etcd is down, writes are refused at once and reads from the cache go on. When it
+// is back the server goes on by itself. A server that stops does not wait for an etcd that is down.
 func TestEtcdAway(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -132,10 +132,10 @@ func TestEtcdAway(t *testing.T) {
 	}
 }
 
-// answersWithoutEtcd asserts the answers of a server that knows etcd to be away.
+// answersWithoutEtcd checks the answers of a server that knows that etcd is down.
 func answersWithoutEtcd(t *testing.T, config *rest.Config) {
 	t.Helper()
-	// Kubernetes' own checks of etcd may make it unready before it refuses writes.
+	// Kubernetes' own checks of etcd may make the server unready before it refuses writes.
 	cluster.Eventually(t, time.Minute, "writes are refused", func(ctx context.Context) error {
 		ctx, cancel := context.WithTimeout(ctx, atOnce)
 		defer cancel()
@@ -180,7 +180,7 @@ func answersWithoutEtcd(t *testing.T, config *rest.Config) {
 	}
 }
 
-// A stop at any moment of the start is a clean one.
+// testStopWhileStarting: a server can be stopped cleanly at any moment of its start.
 func testStopWhileStarting(t *testing.T) {
 	for _, moment := range []struct {
 		name    string
@@ -219,8 +219,8 @@ func testStopWhileStarting(t *testing.T) {
 	}
 }
 
-// A stop in the very first moment may end the program by the signal, while it is being
-// loaded. Then it has done nothing yet; else the stop is an orderly one.
+// TestStopAtOnce: SIGTERM in the very first moment may end the program directly, while it is
+// being loaded. Then it has done nothing yet; otherwise it stops in an orderly way.
 func TestStopAtOnce(t *testing.T) {
 	t.Parallel()
 	for range 5 {
@@ -243,7 +243,7 @@ func exists(file string) bool {
 	return err == nil
 }
 
-// smallQuota is the space of an etcd that is to be without soon.
+// smallQuota is the space of an etcd that is soon to be full.
 const smallQuota = 24 << 20
 
 // startSmallEtcd starts an etcd with little space in this process.
@@ -263,7 +263,7 @@ func startSmallEtcd(t *testing.T) (endpoint string, raw *clientv3.Client) {
 
 const fillerPrefix = "/filler/"
 
-// useUp writes until the etcd takes no more.
+// useUp writes until the etcd has no space left.
 func useUp(t *testing.T, raw *clientv3.Client) {
 	t.Helper()
 	value := strings.Repeat("x", 256<<10)
@@ -277,7 +277,7 @@ func useUp(t *testing.T, raw *clientv3.Client) {
 	t.Fatal("etcd still has space")
 }
 
-// makeRoom does what the message says.
+// makeRoom does what the server's message advises.
 func makeRoom(t *testing.T, endpoint string, raw *clientv3.Client) {
 	t.Helper()
 	resp, err := raw.Delete(t.Context(), fillerPrefix, clientv3.WithPrefix())
@@ -293,8 +293,8 @@ func makeRoom(t *testing.T, endpoint string, raw *clientv3.Client) {
 	must(t, err)
 }
 
-// An etcd out of space is as bad as one that is away: writes are refused with a message that
-// says what to do, the server is not ready, and nobody is taken for dead. Deletes pass. A
+// TestEtcdNoSpace: an etcd out of space has the effects of one that is down: writes are refused with
+// a message that says what to do, the server is not ready, and no server is buried. Deletes pass. A
 // migration waits, and goes on by itself when there is space. A server can be stopped meanwhile.
 func TestEtcdNoSpace(t *testing.T) {
 	t.Parallel()
@@ -382,8 +382,8 @@ func refusedWrites(t *testing.T, config *rest.Config) int {
 	return writes
 }
 
-// noLineForEach: an error that occurs many times is logged in far fewer lines, whatever else
-// the server says in the meantime.
+// noLineForEach expects that an error that occurs many times is logged in far fewer lines,
+// whatever else the server logs in the meantime.
 func noLineForEach(t *testing.T, s *cluster.Server, failures func() int) {
 	t.Helper()
 	before := strings.Count(s.Output(), "\n")
@@ -395,7 +395,8 @@ func noLineForEach(t *testing.T, s *cluster.Server, failures func() int) {
 	}
 }
 
-// leasesRunOut: servers whose identity Leases are so old would be buried if they were dead.
+// leasesRunOut returns a check that this many identity Leases exist, and none was renewed for so
+// long that its server would be buried if it were dead.
 func leasesRunOut(s *cluster.Server, want int) func(context.Context) error {
 	return func(ctx context.Context) error {
 		leases, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(ctx, metav1.ListOptions{LabelSelector: storageversion.Identities.String()})

@@ -23,10 +23,10 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// A migration that is held to a rate is paused and rests, in which nothing is written. Another
-// one, by hand and through the API, is cancelled, and nothing is written after that either. The
-// first goes on from where it was, loses its server to SIGKILL, and is ended by another server from
-// where it was then.
+// testPausedAndKilled: a migration at a limited rate is paused, and nothing is written then.
+// Another migration, which is created by hand and goes through the API, is cancelled, and nothing
+// is written after that either. The first is resumed and goes on from where it was. Its server is
+// killed, and another server completes it from where it was then.
 func testPausedAndKilled(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=40"}, "one", "two")
@@ -74,7 +74,7 @@ func testPausedAndKilled(t *testing.T) {
 		t.Errorf("it was ended by %s, which was killed", by)
 	}
 	wantResumed(t, other, again)
-	// Objects rewritten before it went on are counted, once.
+	// Objects that were rewritten before the pause are counted, once.
 	if p := ended.Status.Progress; p == nil || p.Done != stored || p.Total != stored {
 		t.Errorf("it ended with %+v", p)
 	}
@@ -83,7 +83,7 @@ func testPausedAndKilled(t *testing.T) {
 	c.Check()
 }
 
-// wantAtRest fails if an object is written while the migration rests and the servers work on.
+// wantAtRest fails if an object is written while the migration is paused and the servers do other work.
 func wantAtRest(t *testing.T, c *cluster.Cluster, resting *migrationv1alpha1.StorageVersionMigration, writes *load.Load, servers []*cluster.Server) {
 	t.Helper()
 	wantSilence(t, c, "paused", writes, servers)
@@ -93,8 +93,8 @@ func wantAtRest(t *testing.T, c *cluster.Cluster, resting *migrationv1alpha1.Sto
 	}
 }
 
-// cancelByHand makes a migration of widgets through the API, deletes it when it has written
-// something, and fails if it writes on.
+// cancelByHand creates a migration of widgets through the API, deletes it when it has written
+// something, and fails if it writes any more.
 func cancelByHand(t *testing.T, c *cluster.Cluster, writes *load.Load, servers []*cluster.Server) {
 	t.Helper()
 	before := revisionsOf(t, c, widgets)
@@ -105,7 +105,7 @@ func cancelByHand(t *testing.T, c *cluster.Cluster, writes *load.Load, servers [
 	wantCancelled(t, c, byHand, writes, servers)
 }
 
-// waitWritten waits until a widget is written that was at one of the revisions.
+// waitWritten waits until a widget has been written since the revisions in before were read.
 func waitWritten(t *testing.T, c *cluster.Cluster, before map[string]int64) {
 	t.Helper()
 	cluster.Eventually(t, 60*time.Second, "something is written", func(context.Context) error {
@@ -116,7 +116,7 @@ func waitWritten(t *testing.T, c *cluster.Cluster, before map[string]int64) {
 	})
 }
 
-// wantCancelled deletes a migration, and fails if it writes on.
+// wantCancelled deletes a migration, and fails if it writes any more.
 func wantCancelled(t *testing.T, c *cluster.Cluster, m *migrationv1alpha1.StorageVersionMigration, writes *load.Load, servers []*cluster.Server) {
 	t.Helper()
 	must(t, servers[0].Objects().Delete(t.Context(), m))
@@ -126,7 +126,7 @@ func wantCancelled(t *testing.T, c *cluster.Cluster, m *migrationv1alpha1.Storag
 	}
 }
 
-// waitResting waits until nobody works on a paused migration, which it reads.
+// waitResting waits until no server works on a paused migration, and reads the migration into m.
 func waitResting(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
 	cluster.Eventually(t, 90*time.Second, m.Name+" rests", func(ctx context.Context) error {
@@ -141,11 +141,11 @@ func waitResting(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVe
 	})
 }
 
-// wantSilence fails if a widget is written while servers work on: they take writes, and renew
+// wantSilence fails if a widget is written while servers do other work: they take writes, and renew
 // their Leases for longer than they take to look at a migration again.
 func wantSilence(t *testing.T, c *cluster.Cluster, migration string, writes *load.Load, servers []*cluster.Server) {
 	t.Helper()
-	awaitRenewals(t, c, 2, servers) // what was under way has had its end
+	awaitRenewals(t, c, 2, servers) // requests that were under way have ended
 	revisions := revisionsOf(t, c, widgets)
 	cluster.Eventually(t, 60*time.Second, "the servers take writes", acked(writes, servers))
 	awaitRenewals(t, c, 8, servers)
@@ -154,7 +154,7 @@ func wantSilence(t *testing.T, c *cluster.Cluster, migration string, writes *loa
 	}
 }
 
-// awaitRenewals waits until each server has renewed its identity Lease so often.
+// awaitRenewals waits until each server has renewed its identity Lease this many times more.
 func awaitRenewals(t *testing.T, c *cluster.Cluster, more int64, servers []*cluster.Server) {
 	t.Helper()
 	for _, s := range servers {
@@ -180,8 +180,8 @@ func awaitRenewals(t *testing.T, c *cluster.Cluster, more int64, servers []*clus
 	}
 }
 
-// wantResumed fails unless the server has gone on with the migration from where it was, which
-// is no less far than was saved.
+// wantResumed fails unless the server has continued the migration from where it was, which must be
+// at least as far as was saved.
 func wantResumed(t *testing.T, s *cluster.Server, saved *migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
 	id, _ := s.ID()
@@ -202,7 +202,7 @@ func wantResumed(t *testing.T, s *cluster.Server, saved *migrationv1alpha1.Stora
 	}
 }
 
-// waitMigration waits for the migration of widgets to v2 to be so, and returns it.
+// waitMigration waits until the migration of widgets to v2 is as is says, and returns the migration.
 func waitMigration(t *testing.T, s *cluster.Server, what string, is func(*migrationv1alpha1.StorageVersionMigration) bool) (found *migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
 	cluster.Eventually(t, 90*time.Second, "the migration "+what, func(ctx context.Context) error {
@@ -240,18 +240,18 @@ func pauseMigration(t *testing.T, s *cluster.Server, m *migrationv1alpha1.Storag
 }
 
 const (
-	// fewLeft is how many objects are left when a migrating server is led to its end by the
-	// hand, one moment after the other.
+	// fewLeft is how many objects are left when the test begins to let a migrating server run for
+	// one moment after the other, until the last object is written.
 	fewLeft = 20
-	// moment is for how long it runs then: much less than it takes from the last write to the
-	// end of the migration.
+	// moment is how long the server runs each time: much less than it takes from the last write to
+	// the end of the migration.
 	moment = 2 * time.Millisecond
 )
 
-// The migrating server is killed between its last write and the end of the migration, when
-// all objects are in the new encoding and nobody has proved it: while it counts the values
-// that it has encrypted anew, or reads once more what it was permitted by. Nothing is claimed
-// then. Another server proves it, and ends the migration.
+// testKilledBeforeProof: the migrating server is killed between its last write and the end of the
+// migration, when all objects are in the new encoding and no server has proved that yet: while it counts
+// the values that it has encrypted again, or reads the reports that permitted the migration once more.
+// Nothing says then that the migration has succeeded. Another server proves it, and ends the migration.
 func testKilledBeforeProof(t *testing.T) {
 	e := newEncryptedWith(t, "--migration-max-objects-per-second=300", []string{secrets.Resource}, three, keyA, keyB, identity)
 	createWidgets(t, "v1", e.servers...)
@@ -269,7 +269,7 @@ func testKilledBeforeProof(t *testing.T) {
 		{widgetsV1, 500, widgetEncoding("v1"), func() { storeWidgetsIn(t, e.servers[1], "v1") }},
 		{loadedSecrets(), 700, sealed(keyA), func() { e.turn(keyA, keyB, identity) }},
 	}
-	// A machine that is busy may not stop the server in time: then all is done once more.
+	// A busy machine may not stop the server in time: then all is done once more.
 	for turn := 0; turn == 0 || turn < 3 && (between[widgets] == 0 || between[secrets] == 0); turn++ {
 		for _, round := range rounds {
 			gr := round.resource.GroupResource()
@@ -311,7 +311,7 @@ func testKilledBeforeProof(t *testing.T) {
 	e.c.Check()
 }
 
-// turn has every server load a configuration.
+// turn makes every server load an encryption configuration with these keys.
 func (e *encrypted) turn(keys ...string) {
 	e.t.Helper()
 	for _, s := range e.servers {
@@ -319,8 +319,8 @@ func (e *encrypted) turn(keys ...string) {
 	}
 }
 
-// stopAfterTheLast leaves the migrating server paused when all objects are in the encoding,
-// and says whether that was before the end of the migration.
+// stopAfterTheLast pauses the migrating server when all objects are in the encoding, and says
+// whether that was before the end of the migration.
 func (m *migrating) stopAfterTheLast(claimer *cluster.Server, to agree.Encoding) bool {
 	m.t.Helper()
 	gr := m.resource.GroupResource()
@@ -356,7 +356,7 @@ func (m *migrating) stopAfterTheLast(claimer *cluster.Server, to agree.Encoding)
 	return m.live(claimer)
 }
 
-// live says whether the resource's migration has not ended.
+// live says whether there is a migration of the resource that has not ended. It does not ask the server but.
 func (m *migrating) live(but *cluster.Server) (live bool) {
 	m.t.Helper()
 	cluster.Eventually(m.t, time.Minute, "migrations are listed", func(ctx context.Context) error {

@@ -55,9 +55,9 @@ func (p plan) diff(o plan) []string {
 	return found
 }
 
-// wantPlanned fails unless the cluster, which has to be settled, stores every built-in
-// resource as planned: the raw values, the agreement and the stored set. The objects must
-// be at least so many. "concord census" has to count the same.
+// wantPlanned fails unless the cluster, which has to be settled, stores every built-in resource as
+// planned: the raw values, the agreement and the stored set. There must be at least so many
+// objects of each resource. "concord census" has to count the same.
 func wantPlanned(t *testing.T, c *cluster.Cluster, p plan, atLeast map[schema.GroupResource]int) {
 	t.Helper()
 	want := map[string]agree.Encoding{}
@@ -113,12 +113,12 @@ func census(t *testing.T, c *cluster.Cluster) []censusRow {
 	return found.Rows
 }
 
-// countingTold is the line by which the command tells every three seconds how far its counting is,
-// which it does on a busy machine.
+// countingTold matches the line that the command prints every three seconds about how far its
+// counting is, which happens on a busy machine.
 var countingTold = regexp.MustCompile(`(?m)^counting \S+, \d+ of \d+ resources\n`)
 
-// preflight asks whether servers may be started, and returns the exit code and what was
-// found unsafe: the reasons by resource.
+// preflight runs concord preflight, which says whether servers may be started. It returns the exit
+// code, and the reasons why that is unsafe, by resource.
 func preflight(t *testing.T, args ...string) (code int, unsafe map[string]string) {
 	t.Helper()
 	result := cluster.Command(t, append([]string{"preflight", "-o", "json"}, args...)...)
@@ -148,8 +148,8 @@ func preflight(t *testing.T, args ...string) (code int, unsafe map[string]string
 	return result.Code, unsafe
 }
 
-// wantSafe fails unless preflight says that the servers may be started, asked both of the
-// live cluster and of the etcd.
+// wantSafe fails unless preflight says that the servers may be started, both from the live cluster
+// and from its etcd.
 func wantSafe(t *testing.T, c *cluster.Cluster, args ...string) {
 	t.Helper()
 	for _, source := range sources(c) {
@@ -159,7 +159,7 @@ func wantSafe(t *testing.T, c *cluster.Cluster, args ...string) {
 	}
 }
 
-// sources are the flags that name the live cluster, and its etcd.
+// sources returns the flags that name the live cluster, and those that name its etcd.
 func sources(c *cluster.Cluster) [][]string {
 	return [][]string{{"--kubeconfig", c.Servers[0].Kubeconfig()}, {"--etcd-servers", c.Endpoint}}
 }
@@ -175,8 +175,8 @@ func wantVersions(t *testing.T, s *cluster.Server, binary, emulation, minCompati
 	}
 }
 
-// undecodable are the encodings that a server of 1.35 cannot decode where everything is stored
-// as only 1.37 can read it, by resource.
+// undecodable are the encodings that a server of 1.35 cannot decode, by resource, if everything is
+// stored in a way that only 1.37 can read.
 var undecodable = map[string]string{
 	policies.String():       "admissionregistration.k8s.io/v1",
 	policyBindings.String(): "admissionregistration.k8s.io/v1",
@@ -184,9 +184,9 @@ var undecodable = map[string]string{
 	migrations.String():     "storagemigration.k8s.io/v1",
 }
 
-// noWayBack: everything is stored as only 1.37 can read it. Preflight tells so, and a
-// server of release 1.35 (this program, linked with that release's number) does not start
-// on it, unless it is told to. Objects that it does not serve stay as they are.
+// noWayBack: everything is stored in a way that only 1.37 can read. Preflight says so, and a
+// server of release 1.35 (this program, linked with that release's number) does not start on it,
+// unless a flag makes it. Objects that it does not serve stay as they are.
 func noWayBack(t *testing.T, s *story, p plan) {
 	t.Helper()
 	written := read(t, s.servers[0])
@@ -216,8 +216,8 @@ func noWayBack(t *testing.T, s *story, p plan) {
 	s.c.Check()
 }
 
-// wantUnsafe fails unless preflight says, of the live cluster and of the etcd, that 1.35
-// and 1.36 cannot read it and others can.
+// wantUnsafe fails unless preflight says, from the live cluster and from the etcd, that programs of
+// 1.35 and 1.36 cannot read what is stored, but this program emulating 1.35 and one of 1.38 can.
 func wantUnsafe(t *testing.T, c *cluster.Cluster) {
 	t.Helper()
 	for _, source := range sources(c) {

@@ -29,11 +29,11 @@ import (
 	"github.com/concord-dev/concord/embedded"
 )
 
-// bump is far more than what may have been written between the backup and the restore.
+// bump is the revision bump of a restore: far more than the writes between backup and restore.
 const bump = 1_000_000_000
 
-// TestRestore follows docs/faults.md's rule for backups: stop all servers, restore with
-// a revision bump. No fence revision or resourceVersion of the time before comes again.
+// TestRestore follows the rule for backups in docs/faults.md: stop all servers, and restore with a revision bump.
+// Then no fence revision or resourceVersion is used a second time.
 func TestRestore(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
@@ -71,11 +71,12 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// lost is how many writes are made after a backup: more than a server makes in the half second between two questions.
+// lost is how many writes are made after a backup: more than a server makes in the half second between two of its
+// checks of etcd.
 const lost = 500
 
-// TestRestoreUnder breaks the rule: etcd is put back to an earlier revision under a server that runs. The server
-// writes nothing, and says so to those who look after it, until it is restarted.
+// TestRestoreUnder breaks the rule: etcd is restored to an earlier revision while a server runs. Until it is
+// restarted, the server refuses writes and says why, also in /livez and /readyz.
 func TestRestoreUnder(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
@@ -114,7 +115,7 @@ func TestRestoreUnder(t *testing.T) {
 	createConfigMap(ctx, t, s, "taken")
 }
 
-// waitBuried waits until nobody but the servers reports: those of the backup are gone.
+// waitBuried waits until only these servers have reports: those from the time of the backup are gone.
 func waitBuried(t *testing.T, servers ...*cluster.Server) {
 	t.Helper()
 	objects := servers[0].Objects()
@@ -188,7 +189,7 @@ func refused(t *testing.T, args []string, parts ...string) {
 		t.Fatalf("concord %s still runs after %v", strings.Join(args, " "), refusalTimeout)
 	}
 	lines := strings.Split(strings.TrimSpace(result.Stderr), "\n")
-	// It may have said what it waits for.
+	// The program may have logged that it waits for etcd.
 	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, `] "Waiting for etcd" `) })
 	if result.Code != 1 || len(lines) != 1 || !strings.HasPrefix(lines[0], "concord: ") {
 		t.Errorf("concord %s ends with code %d and %d lines, want code 1 and one line:\n%s", strings.Join(args, " "), result.Code, len(lines), result.Stderr)
@@ -203,7 +204,7 @@ func refused(t *testing.T, args []string, parts ...string) {
 	}
 }
 
-// Wrong surroundings are named in one line too.
+// testRefusedSurroundings: a wrong environment (files, etcd, certificates) is named in one line, too.
 func testRefusedSurroundings(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -248,7 +249,7 @@ func refusesLockedDirectory(t *testing.T, flags []string) {
 
 func garbage([]byte) []byte { return []byte(strings.Repeat("this is not a database\n", 5000)) }
 
-// damagedPages damages every page of a database but the two that say where the others are.
+// damagedPages damages every page of a database except the first two, which say where the others are.
 func damagedPages(content []byte) []byte {
 	for i := 2 * os.Getpagesize(); i < len(content); i++ {
 		content[i] = ^content[i]
@@ -256,7 +257,7 @@ func damagedPages(content []byte) []byte {
 	return content
 }
 
-// refusesDamagedCA damages the key of a cluster's CA.
+// refusesDamagedCA damages the key of a cluster's CA, and expects that a server refuses to start.
 func refusesDamagedCA(t *testing.T, flags []string, damage func(key string) error) {
 	c := cluster.NewEmbedded(t)
 	c.Start(cluster.Options{}, "one")[0].Terminate()
@@ -265,7 +266,8 @@ func refusesDamagedCA(t *testing.T, flags []string, damage func(key string) erro
 	refused(t, append(flags, "--cert-dir", c.CertDir), key, "restore it", "--cert-dir")
 }
 
-// refusesCorrupt damages the matching files of an etcd's data.
+// refusesCorrupt damages the files of an etcd's data that match the pattern, and expects that a server refuses to
+// start.
 func refusesCorrupt(t *testing.T, flags []string, pattern string, damage func(content []byte) []byte) {
 	dir := t.TempDir()
 	cluster.StartEtcd(t, dir, t.TempDir()).Terminate()
@@ -281,7 +283,7 @@ func refusesCorrupt(t *testing.T, flags []string, pattern string, damage func(co
 	refused(t, append(flags, "--data-dir", dir), dir, "backup")
 }
 
-// A certificate that is refused is told at once: nothing but it is wrong.
+// refusesWrongCA: a certificate that is refused is reported at once; the server does not wait for etcd, which runs.
 func refusesWrongCA(t *testing.T, flags []string) {
 	ca := cluster.NewAuthority(t, "etcd-ca")
 	endpoint := cluster.StartTLSEtcd(t, ca.Files("etcd"))
@@ -293,7 +295,7 @@ func refusesWrongCA(t *testing.T, flags []string) {
 	refused(t, with(client.CA, stranger.Cert, stranger.Key), "--etcd-certfile and --etcd-keyfile must name")
 }
 
-// A server on an etcd with TLS works with the right certificates.
+// TestEtcdWithTLS: a server on an etcd with TLS works with the right certificates.
 func TestEtcdWithTLS(t *testing.T) {
 	t.Parallel()
 	ca := cluster.NewAuthority(t, "etcd-ca")

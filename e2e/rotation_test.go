@@ -20,7 +20,7 @@ import (
 
 var three = []string{"one", "two", "three"}
 
-// leaseTells says why the server's identity Lease does not tell that it has loaded a file.
+// leaseTells returns nil if the server's identity Lease says that the server has loaded the file.
 func leaseTells(ctx context.Context, s *cluster.Server, id agree.ServerID, file []byte) error {
 	lease := &coordinationv1.Lease{}
 	if err := s.Objects().Get(ctx, client.ObjectKey{Namespace: storageversion.IdentityNamespace, Name: string(id)}, lease); err != nil {
@@ -33,7 +33,7 @@ func leaseTells(ctx context.Context, s *cluster.Server, id agree.ServerID, file 
 	return nil
 }
 
-// awaitRewrites waits until so many more objects than before were rewritten.
+// awaitRewrites waits until more objects have been rewritten than before.
 func (e *encrypted) awaitRewrites(before, more int) {
 	e.t.Helper()
 	cluster.Eventually(e.t, 60*time.Second, "a migration is under way", func(context.Context) error {
@@ -49,10 +49,10 @@ func (e *encrypted) rewrites() (n int) {
 	return n
 }
 
-// Distributions have stopped re-encrypting at 8,105 of 10,000 secrets, called it complete
-// and deleted the old key. Here the migrating server is killed in the middle, clients write
-// all the time and one server loads the configuration late: at no moment is the old key
-// called removable while a value needs it, and in the end it is and can go.
+// testRotationKilled: distributions of Kubernetes have stopped re-encrypting at 8,105 of 10,000
+// Secrets, called it complete and deleted the old key. Here the migrating server is killed in the
+// middle, clients write all the time, and one server loads the configuration late. At no moment is
+// the old key called removable while a value needs it; in the end it is, and can be removed.
 func testRotationKilled(t *testing.T) {
 	const objects = 10_000
 	e := newEncrypted(t, []string{secrets.Resource}, three, keyA, identity)
@@ -81,8 +81,7 @@ func testRotationKilled(t *testing.T) {
 	killed.Start()
 	killed.WaitReady()
 
-	// The command is asked again and again, while values are rewritten, until it calls the key
-	// removable.
+	// The command runs again and again, while values are rewritten, until it calls the key removable.
 	cluster.Eventually(t, cluster.SettleTimeout, "the old key is called removable", func(context.Context) error {
 		if use := e.keys(keyA); !use.Removable {
 			return fmt.Errorf("%+v", use)
@@ -100,8 +99,8 @@ func testRotationKilled(t *testing.T) {
 	e.c.Check()
 }
 
-// Objects that were stored unencrypted get encrypted, survive a restart of all servers, and
-// are decrypted again.
+// testEncryptAndDecrypt: objects that were stored unencrypted are encrypted, survive a restart of
+// all servers, and are decrypted again.
 func testEncryptAndDecrypt(t *testing.T) {
 	e := newEncrypted(t, []string{secrets.Resource, widgets.String()}, three, identity)
 	createWidgets(t, "v1", e.servers...)
@@ -141,8 +140,8 @@ func testEncryptAndDecrypt(t *testing.T) {
 	e.c.Check()
 }
 
-// A rotation is rolled back while the migration is under way: it is aborted, and the objects
-// that have the new key by then get the old one again.
+// testRotationRolledBack: a rotation is rolled back while the migration is under way. The migration
+// is aborted, and the objects that have the new key by then get the old one again.
 func testRotationRolledBack(t *testing.T) {
 	const objects = 3000
 	e := newEncrypted(t, []string{secrets.Resource}, three, keyA, identity)
@@ -169,8 +168,9 @@ func testRotationRolledBack(t *testing.T) {
 	e.wantNoneLost(writes, objects)
 }
 
-// A rotation is done through the API: the migration was asked for, and rests, before the key is
-// turned, so that no other one is made. Each patch is to encrypt an object that it does not change.
+// testAPIRotation: a key is rotated by a migration through the API. The migration is created before
+// servers change the key, and paused, so that no other one is made. Each patch has to encrypt an
+// object that it does not change.
 func testAPIRotation(t *testing.T) {
 	const objects = 1000
 	e := newEncrypted(t, []string{secrets.Resource}, []string{"one", "two"}, keyA, identity)
@@ -220,7 +220,7 @@ func testAPIRotation(t *testing.T) {
 	e.wantNoneLost(writes, objects)
 }
 
-// wantOnly fails if another migration of secrets than this one was for the same encoding.
+// wantOnly fails if there was another migration of secrets to the same encoding.
 func (e *encrypted) wantOnly(m *migrationv1alpha1.StorageVersionMigration) {
 	e.t.Helper()
 	var list migrationv1alpha1.StorageVersionMigrationList

@@ -24,11 +24,11 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// graceful is how long an orderly stop may take to be noticed by everybody.
+// graceful is how long it may take until all servers notice an orderly stop.
 const graceful = time.Minute
 
-// Three servers on one etcd agree; one that stops in good order is gone from the reports
-// when its process ends, and one that is killed soon after its Lease.
+// TestThreeServers: three servers on one etcd agree. The reports of a server that stops in an orderly way are
+// gone when its process ends; those of a killed server are gone soon after its Lease has expired.
 func TestThreeServers(t *testing.T) {
 	c := cluster.New(t)
 	servers := c.Start(cluster.Options{}, "one", "two", "three")
@@ -58,7 +58,7 @@ func TestThreeServers(t *testing.T) {
 	})
 }
 
-// A server may be given certificates of a public key infrastructure that is not Concord's.
+// TestGivenCertificates: a server may be given certificates of a public key infrastructure that is not Concord's.
 func TestGivenCertificates(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -66,7 +66,7 @@ func TestGivenCertificates(t *testing.T) {
 	files := pki.Files("serving")
 	s := c.Start(cluster.Options{Args: strings.Join([]string{
 		"--tls-cert-file", files.Cert, "--tls-private-key-file", files.Key, "--client-ca-file", files.CA,
-	}, " ")}, "one")[0] // which takes that Concord's own kubeconfig works
+	}, " ")}, "one")[0] // which also needs that Concord's own kubeconfig works
 	config := rest.AnonymousClientConfig(s.Config())
 	config.CAData = cluster.EncodePEM(pki.Cert.Raw)
 	config.CertData, config.KeyData = pki.Issue("alice", "system:masters")
@@ -77,18 +77,18 @@ func TestGivenCertificates(t *testing.T) {
 	s.Terminate()
 }
 
-// The certificates may be in the data directory itself.
+// testSharedDirectory: the certificates may be in the data directory itself.
 func testSharedDirectory(t *testing.T) {
 	c := cluster.NewEmbedded(t)
 	c.CertDir = filepath.Join(c.Dir, "one")
 	c.Start(cluster.Options{}, "one")[0].Terminate()
 }
 
-// soonStopped is the time that a stop may take: two seconds in which watches are drained, and three beside.
+// soonStopped is the time that a stop may take: two seconds in which watches are drained, and three more.
 const soonStopped = 2*time.Second + 3*time.Second
 
-// A server that embeds etcd stops soon, with a watch open and a connection that asks nothing; and
-// so it does while another server uses its etcd.
+// TestStopsSoon: a server that embeds etcd stops soon, although a watch is open and a connection is idle; also
+// while another server uses its etcd.
 func TestStopsSoon(t *testing.T) {
 	t.Parallel()
 	for _, servers := range [][]string{{"one"}, {"one", "two"}} {
@@ -106,7 +106,7 @@ func stopsSoon(t *testing.T, servers []string) {
 	mute, err := net.Dial("tcp", strings.TrimPrefix(s.URL(), "https://"))
 	must(t, err)
 	defer func() { _ = mute.Close() }()
-	// The test's own client is none of a server.
+	// The test's own client of etcd must not delay the stop.
 	if err := c.Raw.Close(); err != nil {
 		t.Log(err)
 	}
@@ -122,7 +122,8 @@ func stopsSoon(t *testing.T, servers []string) {
 	}
 }
 
-// A server that stops gives up the tasks that it was elected to, so that another one goes on at once.
+// testElectionsGivenUp: a server that stops gives up the Leases of its elections, so that another server goes
+// on at once.
 func testElectionsGivenUp(t *testing.T) {
 	c := cluster.New(t)
 	elected := c.Start(cluster.Options{}, "one")[0]
@@ -156,8 +157,8 @@ func testElectionsGivenUp(t *testing.T) {
 	c.Check()
 }
 
-// A server that stops takes writes as long as --shutdown-delay-duration says: load balancers may send them here
-// until they have seen that it is not ready.
+// TestShutdownDelay: a server that stops takes writes for as long as --shutdown-delay-duration says, because
+// load balancers may send writes until they have seen that it is not ready.
 func TestShutdownDelay(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -176,8 +177,8 @@ func TestShutdownDelay(t *testing.T) {
 
 const stored = 500
 
-// Servers of two releases may run side by side for long, the elected one being of the
-// older: resources that are only served by the newer ones have their stored sets too.
+// testMixedReleases: servers of two releases may run side by side for long, also if the elected one is of the
+// older release. Resources that only the newer ones serve have stored sets, too.
 func testMixedReleases(t *testing.T) {
 	c := cluster.New(t)
 	older := c.Start(cluster.Options{Emulation: "1.36"}, "one")[0]
@@ -193,8 +194,8 @@ func testMixedReleases(t *testing.T) {
 	c.Check()
 }
 
-// Concord itself is upgraded from the release before, back and forward again, under load: servers
-// of both releases agree and migrate together, whichever of them leads.
+// testOwnUpgrade: Concord itself is upgraded from the release before, downgraded and upgraded again, under
+// load. Servers of both releases agree and migrate together, whichever of them is elected.
 func testOwnUpgrade(t *testing.T) {
 	c := cluster.New(t)
 	earlier, newest := cluster.Options{Earlier: true}, cluster.Options{}

@@ -19,9 +19,9 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
-// Servers at different emulation versions are told to the administrator: in their Leases,
-// in the ClusterVersion's conditions, by events and by gauges (KEP-4330, "Risk: Unintended
-// and out-of-allowance version skew"); and so are clients outside the skew.
+// testSkew: an administrator is told that servers have different emulation versions: in their
+// Leases, in the ClusterVersion's conditions, by events and by gauges (KEP-4330, "Risk:
+// Unintended and out-of-allowance version skew"). So are clients outside the allowed skew.
 func testSkew(t *testing.T) {
 	c := cluster.New(t)
 	one := c.Start(cluster.Options{}, "one")[0]
@@ -73,8 +73,8 @@ func testSkew(t *testing.T) {
 	c.Check()
 }
 
-// waitConditions waits until the ClusterVersion says whether all servers stand for the
-// same versions and allow each other, and names their emulation versions.
+// waitConditions waits until the ClusterVersion says whether all servers have the same versions
+// and whether these versions allow each other, and names their emulation versions.
 func waitConditions(t *testing.T, s *cluster.Server, agree, allowed metav1.ConditionStatus, emulations ...string) {
 	t.Helper()
 	cluster.Eventually(t, 60*time.Second, "the ClusterVersion shows "+strings.Join(emulations, ", "), func(ctx context.Context) error {
@@ -149,7 +149,7 @@ func wantLease(t *testing.T, s *cluster.Server, binary, emulation, minCompatibil
 	}
 }
 
-// clusterVersionTable looks at what kubectl get prints.
+// clusterVersionTable checks what kubectl get prints of the ClusterVersion.
 func clusterVersionTable(t *testing.T, s *cluster.Server) {
 	_, body := request(t, s.Config(), "/apis/"+versionv1alpha1.SchemeGroupVersion.String()+"/clusterversions", "application/json;as=Table;g=meta.k8s.io;v=v1")
 	for _, want := range []string{`"name":"Versions-Agree"`, `"name":"Skew-Allowed"`, `"cells":["cluster",3,"1.35","1.37","False","False",`} {
@@ -159,7 +159,7 @@ func clusterVersionTable(t *testing.T, s *cluster.Server) {
 	}
 }
 
-// samplesOf returns a metric's samples, their values by name and labels.
+// samplesOf returns the samples of a metric: their values by name and labels.
 func samplesOf(t *testing.T, s *cluster.Server, metric string) map[string]string {
 	t.Helper()
 	found := map[string]string{}
@@ -201,9 +201,9 @@ func waitGauges(t *testing.T, servers []*cluster.Server, want map[string]string)
 
 const skewedRequests = "concord_component_skew_requests_total"
 
-// skewedClients sends requests as other programs do to a server at 1.36 with the min
-// compatibility version 1.35. All are answered; those outside the skew are counted, and
-// logged once per offender.
+// skewedClients sends requests with the User-Agents of other programs to a server that emulates
+// 1.36 with the min compatibility version 1.35. All are answered. Those outside the skew are
+// counted, and logged once per program.
 func skewedClients(t *testing.T, s *cluster.Server) {
 	before := samplesOf(t, s, skewedRequests)
 	counted := func(component, direction string) string {

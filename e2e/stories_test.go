@@ -30,7 +30,7 @@ type story struct {
 	c         *cluster.Cluster
 	servers   []*cluster.Server
 	resources []load.Resource
-	// made counts the objects that were made, but for the load's.
+	// made counts the objects that were created, except those of the load.
 	made map[schema.GroupResource]int
 	// writes is nil until load is called.
 	writes *load.Load
@@ -63,9 +63,9 @@ func withoutStatus(fields map[string]any) {
 	}
 }
 
-// awaitSamples waits until the samples of a migration, which is one of nothing, and of an
-// APIService, whose Service does not exist, have been judged and change no more. Their changes
-// until then were no rewrites.
+// awaitSamples waits until controllers have set the last conditions of two samples: a migration that
+// names a resource which does not exist, and an APIService whose Service does not exist. Their
+// changes until then were no rewrites.
 func (s *story) awaitSamples() {
 	s.t.Helper()
 	for resource, name := range map[schema.GroupVersionResource]string{migrations.WithVersion("v1beta1"): "sample", apiServices: "v1.remote.example.com"} {
@@ -125,8 +125,8 @@ func (s *story) stage(name string, p plan) int {
 	return rewritten
 }
 
-// wantRewritten fails unless at least all objects of the resources were rewritten, or
-// exactly none if there are no resources.
+// wantRewritten fails unless at least all objects of the resources were rewritten; without resources
+// exactly none may have been.
 func (s *story) wantRewritten(rewritten int, resources ...schema.GroupResource) {
 	s.t.Helper()
 	want := 0
@@ -138,7 +138,7 @@ func (s *story) wantRewritten(rewritten int, resources ...schema.GroupResource) 
 	}
 }
 
-// end stops the clients and judges all that happened.
+// end stops the clients and checks all that happened.
 func (s *story) end() {
 	s.t.Helper()
 	if s.writes != nil {
@@ -147,7 +147,7 @@ func (s *story) end() {
 	s.c.Check()
 }
 
-// moved fails unless the plans store exactly these resources differently.
+// moved fails unless the two plans differ in exactly these resources.
 func moved(t *testing.T, from, to plan, want ...schema.GroupResource) {
 	t.Helper()
 	var names []string
@@ -160,11 +160,11 @@ func moved(t *testing.T, from, to plan, want ...schema.GroupResource) {
 	}
 }
 
-// KEP-4330's first story, an upgrade in the smallest steps: first the binary, emulating
-// the release that ran before; then the emulation version; then the min compatibility
-// version, with which the way back is given up. Each is rolled server by server, and before
-// each preflight says that it is safe. The program of 1.36 is this one, linked with that
-// release's number: it knows what was introduced by then. There is no other program.
+// testCautiousUpgrade: KEP-4330's first story, an upgrade in the smallest steps: first the binary,
+// emulating the release that ran before; then the emulation version; then the min compatibility
+// version, after which there is no way back. Each is rolled server by server, and before each
+// preflight says that it is safe. The program of 1.36 is this one, linked with that release's
+// number: it knows what was introduced by then. There is no other program of 1.36.
 func testCautiousUpgrade(t *testing.T) {
 	before := cluster.Options{Release: "1.36", Args: betas}
 	emulating := cluster.Options{Emulation: "1.36", Args: betas}
@@ -194,10 +194,10 @@ func testCautiousUpgrade(t *testing.T) {
 	s.end()
 }
 
-// KEP-4330's second story: after an upgrade to 1.37 the servers are restarted with
-// --emulation-version=1.36, one by one. The objects written in between are read by the first
-// one that is back, while the others still stand for 1.37, and by all in the end. Then
-// they go forward again.
+// testEmulationRollback: KEP-4330's second story. After an upgrade to 1.37 the servers are restarted
+// with --emulation-version=1.36, one by one. The objects written in between can be read through the
+// first server that is back, while the others still emulate 1.37, and through all servers in the
+// end. Then the servers go forward again.
 func testEmulationRollback(t *testing.T) {
 	upgraded := cluster.Options{Args: betas}
 	back := cluster.Options{Emulation: "1.36", Args: betas}
@@ -230,9 +230,9 @@ func testEmulationRollback(t *testing.T) {
 	s.end()
 }
 
-// KEP-4330's third story: a new cluster that never has to go back stores everything in
-// the newest versions from the first object on. Then there is no way back: preflight says
-// so, and a server of an older release refuses to start.
+// testGreenField: KEP-4330's third story. A new cluster that never has to go back stores everything
+// in the newest versions from the first object on. Then there is no way back: preflight says so, and
+// a server of an older release refuses to start.
 func testGreenField(t *testing.T) {
 	o := cluster.Options{MinCompatibility: "1.37", Args: betas}
 	p := planned(t, o)
@@ -249,9 +249,9 @@ func testGreenField(t *testing.T) {
 	noWayBack(t, s, p)
 }
 
-// The whole cluster is restarted at an older emulation version and back. Servers at either
-// version read all objects that those at the other wrote; so do programs of the older releases
-// themselves, once preflight says that they can.
+// testWholeRestart: the whole cluster is restarted at an older emulation version and back. Servers
+// at either version can read all objects that servers at the other one have written; so can programs
+// of the older releases themselves, once preflight says so.
 func testWholeRestart(t *testing.T) {
 	newer := cluster.Options{Emulation: "1.37", MinCompatibility: "1.37", Args: betas}
 	older := cluster.Options{Emulation: "1.36", MinCompatibility: "1.35", Args: betas}
@@ -283,7 +283,7 @@ func testWholeRestart(t *testing.T) {
 	s.end()
 }
 
-// restart ends all servers before it starts the first one again.
+// restart ends all servers before it starts the first one with other options.
 func (s *story) restart(o cluster.Options) {
 	s.t.Helper()
 	for _, server := range s.servers {

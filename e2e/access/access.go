@@ -1,5 +1,5 @@
-// Package access tabulates who may do what to the objects that the protocol lives on, for tests of
-// every server of ours.
+// Package access lists which users may do what with the objects that the protocol depends on (StorageVersions,
+// Leases, migrations and so on), for tests of every server of ours.
 package access
 
 import (
@@ -29,19 +29,19 @@ type identity struct {
 	user user.DefaultInfo
 }
 
-// namespace is where the editor may edit.
+// namespace is the namespace in which the editor may edit.
 const namespace = "team"
 
 var (
 	editor = identity{"editor of a namespace", person("editor")}
 	viewer = identity{"viewer", person("viewer")}
-	// everybody are the identities that are asked about on every server. Among them are all that
-	// Kubernetes' controllers have in `concord server` (server/controllers).
+	// everybody are the identities whose rights are examined on every server. Among them are all those of
+	// Kubernetes' controllers in `concord server` (server/controllers).
 	everybody = []identity{
 		{"anonymous", user.DefaultInfo{Name: user.Anonymous, Groups: []string{user.AllUnauthenticated}}},
-		// Without the group that servers add to every authenticated user.
+		// A user without the group that servers add to every authenticated user.
 		{"no group", user.DefaultInfo{Name: "nobody"}},
-		// A user's certificate that names no groups comes to this.
+		// This is also the user of a client certificate that names no groups.
 		{"authenticated", person("stranger")},
 		editor,
 		viewer,
@@ -120,7 +120,7 @@ func Check(t *testing.T, client kubernetes.Interface, golden string) {
 	}
 }
 
-// all are everybody, our own controllers among them.
+// all returns everybody and the service accounts of Concord's own controllers.
 func all() []identity {
 	var own []identity
 	for _, r := range roles.All {
@@ -129,8 +129,8 @@ func all() []identity {
 	return append(own, everybody...)
 }
 
-// table returns, in a line for each object or path, the verbs that each identity is allowed. Identities without any
-// are left out.
+// table returns, for each identity, a line for each object or path with the verbs that the identity is allowed.
+// Objects and paths without any are left out.
 func table(ctx context.Context, client kubernetes.Interface) (string, error) {
 	var told strings.Builder
 	for _, who := range all() {
@@ -191,8 +191,8 @@ func describe(what authorizationv1.ResourceAttributes) string {
 	return name
 }
 
-// grant gives the editor and the viewer the roles that Kubernetes' roles edit and view are put together
-// of: where nothing aggregates ClusterRoles these two are empty.
+// grant gives the editor and the viewer the roles from which Kubernetes' roles edit and view are aggregated; edit
+// and view themselves are empty where no controller aggregates ClusterRoles.
 func grant(ctx context.Context, client kubernetes.Interface) error {
 	if _, err := client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 		return err
@@ -218,7 +218,7 @@ func grant(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-// granted is nil once the server knows of the bindings that grant made.
+// granted returns nil once the server knows the bindings that grant made.
 func granted(ctx context.Context, client kubernetes.Interface) error {
 	for _, who := range []identity{editor, viewer} {
 		for _, gr := range []schema.GroupResource{{Resource: "configmaps"}, {Group: "coordination.k8s.io", Resource: "leases"}} {

@@ -65,8 +65,9 @@ func readContent(value []byte) (*content, error) {
 	return c, nil
 }
 
-// diff returns the first field in which two contents differ. An object that is being deleted is changed by the server
-// itself. If managedFields show that a controller has written the status since, status and managedFields are ignored.
+// diff returns the first field in which two contents differ. An object that is being deleted is not compared, since
+// the server itself changes it. If managedFields show that a controller has written the status since, status and
+// managedFields are ignored.
 func (c *content) diff(o *content) string {
 	switch {
 	case c.deleting || o.deleting:

@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// A controller that writes the status changes status and managedFields without a client's mark; the
-// rest has to stay.
+// TestStatusWriters: a controller that writes the status changes status and managedFields without a
+// client's mark. All other fields must stay the same.
 func TestStatusWriters(t *testing.T) {
 	stored := func(text, status, writer string) *content {
 		fields := map[string]any{"spec": map[string]any{"text": text}, "status": map[string]any{"text": status}, "metadata": map[string]any{}}

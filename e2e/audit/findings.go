@@ -13,7 +13,7 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// Violations returns what is wrong so far, in the order of revisions.
+// Violations returns the violations found so far, in the order of revisions.
 func (l *Ledger) Violations() []string {
 	found := slices.Clone(l.violations)
 	if l.dropped > 0 {
@@ -22,7 +22,7 @@ func (l *Ledger) Violations() []string {
 	return found
 }
 
-// Rewrites counts the puts of marked objects that no client made.
+// Rewrites counts the puts of marked objects that no client made, which are those of migrations.
 func (l *Ledger) Rewrites() int { return l.rewrites }
 
 // NeedlessRewrites counts the rewrites that left the encoding unchanged.
@@ -39,9 +39,9 @@ func (l *Ledger) Write(id string) (Write, bool) {
 	return w, ok
 }
 
-// Strangers is I2 for marked writes: it returns those whose server, under any of the IDs
-// it registered with, had no report for the encoding written at that revision, and did not
-// say either that it does not report.
+// Strangers checks I2 for marked writes. It returns the writes through a server that, under all
+// the IDs it has registered with, had no report of the written encoding at that revision, and
+// had not announced that it does not report.
 func (l *Ledger) Strangers(ids map[string][]agree.ServerID) []string {
 	var found []string
 	for _, w := range l.Writes() {
@@ -69,10 +69,10 @@ func (l *Ledger) Hashes(gr schema.GroupResource) map[string]string {
 	return found
 }
 
-// Unsettled says what is missing to I7: every resource that has a StorageVersion or an
-// object has an agreement, a current stored set of that encoding alone, and a CRD that
-// stores nothing else. The resources named are left out, and so are trust bundles where no
-// server has them: a release before 1.37 leaves those of a later one as they are.
+// Unsettled says what is missing until I7 holds: every resource that has a StorageVersion or an
+// object has an agreement, a current stored set of that encoding alone, and a CRD whose
+// storedVersions name nothing else. The resources in but are left out, and so are ClusterTrustBundles
+// if no server has them: a release before 1.37 leaves those of a later one as they are.
 func (l *Ledger) Unsettled(but ...schema.GroupResource) []string {
 	var found []string
 	for gr, r := range l.Resources {

@@ -27,7 +27,7 @@ type Write struct {
 	Resource schema.GroupResource
 	Encoding agree.Encoding
 	Revision int64
-	// Reports stood at Revision, and these servers did not report then.
+	// Reports are the reports at Revision, Silent the servers that did not report then.
 	Reports []agree.Report
 	Silent  []agree.ServerID
 }
@@ -38,7 +38,7 @@ func (w Write) Server() string {
 	return server
 }
 
-// Ledger judges the account of a store from its first revision on; NewLedger makes one.
+// Ledger judges all that was written to an etcd since its first revision; NewLedger makes one.
 type Ledger struct {
 	*ledger.Ledger
 	exempt  sets.Set[schema.GroupResource]
@@ -46,7 +46,7 @@ type Ledger struct {
 	normal  map[schema.GroupResource]func(fields map[string]any)
 	objects map[string]*object
 	writes  map[string]Write
-	// told holds the current violations by stored objects, so that each is reported once.
+	// told holds the violations by stored objects that still hold, so that each is reported once.
 	told     map[schema.GroupResource]sets.Set[string]
 	rewrites int
 	// needless counts the rewrites that left the encoding unchanged.
@@ -62,8 +62,8 @@ type object struct {
 	written  sets.Set[string] // IDs of the marked writes this object has had
 }
 
-// NewLedger returns the account of an empty store whose objects are under prefix
-// ("/registry"). The fence does not bind the exempt resources (DESIGN 3.1).
+// NewLedger returns the ledger of an empty etcd, in which objects will be stored under prefix ("/registry"). The
+// fence does not bind the exempt resources (DESIGN 3.1).
 func NewLedger(prefix string, exempt ...schema.GroupResource) *Ledger {
 	return &Ledger{
 		Ledger:  ledger.New(prefix),
@@ -88,7 +88,7 @@ func Start(client *clientv3.Client, prefix string, exempt ...schema.GroupResourc
 	return w
 }
 
-// Ignore leaves a key out of account, for example one that a test itself writes to etcd.
+// Ignore makes the ledger ignore a key, for example one that a test itself writes to etcd.
 func (l *Ledger) Ignore(key string) { l.ignored.Insert(key) }
 
 // Normalize says that objects of a resource look different in different encodings. Before
@@ -143,8 +143,8 @@ func (l *Ledger) put(c *ledger.Change) {
 	l.checkStored(e, gr)
 }
 
-// checkPermission is I2, as far as a put without a mark shows it, and I3. While a server
-// lives that does not report, any put may be its, and I3 alone remains.
+// checkPermission checks I3, and I2 as far as a put without a mark shows it. While there is a server that does
+// not report, any put may come from that server, and only I3 is checked.
 func (l *Ledger) checkPermission(e ledger.Event, r *ledger.Resource, encoding agree.Encoding) {
 	bound := len(l.Silent()) == 0
 	switch v := r.Version; {
@@ -158,7 +158,7 @@ func (l *Ledger) checkPermission(e ledger.Event, r *ledger.Resource, encoding ag
 	}
 }
 
-// checkVersion judges a StorageVersion that takes the place of another.
+// checkVersion judges a StorageVersion that replaces another.
 func (l *Ledger) checkVersion(e ledger.Event, gr schema.GroupResource, old, v *ledger.Version) {
 	if common, _ := agree.Common(v.Reports); common != v.Common {
 		l.violate(e, "commonEncodingVersion is %q with reports %v", v.Common, v.Reports)
@@ -168,7 +168,7 @@ func (l *Ledger) checkVersion(e ledger.Event, gr schema.GroupResource, old, v *l
 	}
 }
 
-// record takes a put's content into account and checks I5.
+// record stores a put's content and checks I5.
 func (l *Ledger) record(e *ledger.Change, c *content) {
 	gr, encoding, old := e.Is.Resource, e.Is.Encoding, l.objects[e.Key]
 	now := &object{resource: gr, content: c, written: sets.New[string]()}
@@ -208,8 +208,8 @@ func (l *Ledger) record(e *ledger.Change, c *content) {
 	}
 }
 
-// checkStored is I1, and with it I4, and I8, and the rule that follows from them for keys. A
-// violation that has been told and still stands is not told again.
+// checkStored checks I1 (and with it I4), I8, and that no removable key is in use, which follows from them. A
+// violation that was reported and still holds is not reported again.
 func (l *Ledger) checkStored(e ledger.Event, gr schema.GroupResource) {
 	r := l.Of(gr)
 	now := sets.New[string]()
@@ -236,8 +236,8 @@ func (l *Ledger) checkStored(e ledger.Event, gr schema.GroupResource) {
 	l.told[gr] = now
 }
 
-// storedSet returns the stored set, and whether it binds: it is not computed for another
-// (uid, epoch) and does not contain Unknown.
+// storedSet returns the stored set, and whether it binds: whether it was computed for the present (uid, epoch)
+// and does not contain Unknown.
 func storedSet(r *ledger.Resource) (stored sets.Set[string], binds bool) {
 	stored = sets.New(r.Stored()...)
 	return stored, r.Stands() && len(stored) > 0 && !stored.Has(migrationv1alpha1.Unknown)

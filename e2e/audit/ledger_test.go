@@ -34,7 +34,7 @@ var (
 	widgets  = schema.GroupResource{Group: group, Resource: "widgets"}
 	policies = schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"}
 	leases   = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
-	// judges are the resources that tell about others; nobody reports them here.
+	// judges are the resources whose objects describe others; no server reports them in these tests.
 	judges = []schema.GroupResource{
 		storageversion.Resource,
 		{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"},
@@ -71,7 +71,7 @@ func (s *store) remove(key string) {
 	s.ledger.Apply(ledger.Event{Revision: s.at, Key: key})
 }
 
-// report writes the resource's StorageVersion: pairs of server and encoding.
+// report writes the resource's StorageVersion. pairs are servers, each followed by its encoding.
 func (s *store) report(gr schema.GroupResource, uid types.UID, epoch int64, pairs ...string) {
 	sv := &v1alpha1.StorageVersion{TypeMeta: metav1.TypeMeta{APIVersion: "internal.apiserver.k8s.io/v1alpha1", Kind: "StorageVersion"}}
 	sv.Name, sv.UID = storageversion.Name(gr), uid
@@ -121,7 +121,7 @@ func (s *store) widget(key, version, write, text string) {
 	})
 }
 
-// want asserts how the violations since the last call begin after their key.
+// want expects that the violations since the last call begin like this after their key.
 func (s *store) want(parts ...string) {
 	s.t.Helper()
 	found := s.ledger.Violations()
@@ -194,8 +194,9 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// A server that says that it does not report may write without a report, in no
-// StorageVersion's name, as long as its Lease stands; not while the others agree.
+// TestSilentServer: a server whose Lease says that it does not report may write although no
+// StorageVersion has a report of it, as long as the Lease exists. It may not write against an
+// agreement of the other servers.
 func TestSilentServer(t *testing.T) {
 	s := newStore(t)
 	lease := "/registry/leases/kube-system/apiserver-2"
@@ -243,7 +244,8 @@ func TestRewriteKeepsContentAndOrder(t *testing.T) {
 	s.want("I5: the content", "I5: write one/2 was undone: the object is back at one/1")
 }
 
-// A rewrite needs an agreement on its encoding, a report of it does not do.
+// TestRewriteNeedsAnAgreement: a rewrite is allowed if all servers agree on its encoding; a
+// report of it is not enough.
 func TestRewriteNeedsAnAgreement(t *testing.T) {
 	s := newStore(t)
 	s.report(widgets, "u", 1, "apiserver-1", group+"/v1", "apiserver-2", group+"/v2")
@@ -254,7 +256,8 @@ func TestRewriteNeedsAnAgreement(t *testing.T) {
 	s.want("3.6: rewritten from " + group + "/v2 to " + group + "/v1")
 }
 
-// A deleted object stays so: the same write does not come back, another one may.
+// TestDeletedStaysDeleted: the last write of a deleted object must not come back; a new write
+// may create the object again.
 func TestDeletedStaysDeleted(t *testing.T) {
 	s := newStore(t)
 	s.report(widgets, "u", 1, "apiserver-1", group+"/v1")
@@ -270,7 +273,8 @@ func TestDeletedStaysDeleted(t *testing.T) {
 	s.want("I5: write one/1 is back")
 }
 
-// The hash is the content's: of the object in any encoding, read or stored.
+// TestHash: the hash is that of the content, whatever the encoding is, and whether the object
+// is read or stored.
 func TestHash(t *testing.T) {
 	object := func(apiVersion, resourceVersion, text string) map[string]any {
 		return map[string]any{"apiVersion": apiVersion, "kind": "Widget",
@@ -288,7 +292,7 @@ func TestHash(t *testing.T) {
 	}
 }
 
-// A conversion may move fields, and still must change none.
+// TestRewriteThatConverts: a conversion may move fields, but must not change their values.
 func TestRewriteThatConverts(t *testing.T) {
 	s := newStore(t)
 	s.ledger.Normalize(widgets, func(fields map[string]any) {
@@ -313,7 +317,7 @@ func TestRewriteThatConverts(t *testing.T) {
 	s.want(".spec.text: x became y")
 }
 
-// A rewrite of a built-in resource is compared across its versions' Go types.
+// TestRewriteOfProtobuf: a rewrite of a built-in resource is compared across the Go types of its versions.
 func TestRewriteOfProtobuf(t *testing.T) {
 	s := newStore(t)
 	s.report(policies, "u", 1, "apiserver-1", "admissionregistration.k8s.io/v1beta1", "apiserver-2", "admissionregistration.k8s.io/v1")
@@ -351,8 +355,8 @@ func TestStoredSet(t *testing.T) {
 	s.want("I1: objects of widgets.e2e.concord.dev are in " + group + "/v1")
 }
 
-// A key is not to be called removable while an object of the resource is encrypted with it,
-// whatever the stored set says, by a state that stands for the present epoch.
+// TestRemovableKeys: a StorageState for the present epoch must not call a key removable while
+// an object of the resource is encrypted with it, whatever the stored set says.
 func TestRemovableKeys(t *testing.T) {
 	const sealA, sealB = "aescbc:v1:a:0a", "aescbc:v1:b:0b"
 	v1, a, b := group+"/v1", group+"/v1+"+sealA, group+"/v1+"+sealB
@@ -365,7 +369,7 @@ func TestRemovableKeys(t *testing.T) {
 		return value, "", nil
 	})
 	s.report(widgets, "u", 1, "apiserver-1", a, "apiserver-2", b, "apiserver-3", v1)
-	s.widget(widgetKey, "v1", "one/1", "x") // in a
+	s.widget(widgetKey, "v1", "one/1", "x") // encrypted with a
 	seal = sealB
 	s.widget(widgetKey+"b", "v1", "two/2", "x")
 	s.stateOfKeys(widgets, "u", 1, []string{"identity"}, v1, a, b)
@@ -378,7 +382,7 @@ func TestRemovableKeys(t *testing.T) {
 	s.want(early)
 	s.stateOfKeys(widgets, "u", 1, nil, a, b)
 	before := s.at
-	s.widget(widgetKey, "v1", "two/3", "x") // in b
+	s.widget(widgetKey, "v1", "two/3", "x") // encrypted with b
 	s.stateOfKeys(widgets, "u", 1, []string{sealA}, b)
 	s.want(early)
 	for revision, want := range map[int64]bool{before: true, before + 1: false} {

@@ -16,7 +16,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// StorageVersions lists the StorageVersions by resource. Fewer than a server has are an error.
+// StorageVersions returns the StorageVersions by resource. It is an error if there are fewer than a kube-apiserver has.
 func StorageVersions(ctx context.Context, objects client.Client) (map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion, error) {
 	list := &apiserverinternalv1alpha1.StorageVersionList{}
 	if err := objects.List(ctx, list); err != nil {
@@ -36,7 +36,7 @@ func StorageVersions(ctx context.Context, objects client.Client) (map[schema.Gro
 	return found, nil
 }
 
-// States checks the StorageState of each StorageVersion.
+// States checks the StorageState of each StorageVersion with holds.
 func States(ctx context.Context, objects client.Client, holds func(*apiserverinternalv1alpha1.StorageVersion, migrationv1alpha1.StorageStateStatus) bool) error {
 	versions, err := StorageVersions(ctx, objects)
 	if err != nil {
@@ -61,8 +61,8 @@ func States(ctx context.Context, objects client.Client, holds func(*apiserverint
 // advice is the command that the condition of a StorageVersion advises for a server that crashed.
 var advice = regexp.MustCompile(`kubectl delete lease -n (\S+) (\S+)$`)
 
-// Blamed returns the Lease for whose sake alone nothing is agreed on; an error if that is not so, or there is no such
-// Lease.
+// Blamed returns the identity Lease that is, according to the conditions of all StorageVersions, the only reason why
+// no resource has an agreement. It is an error if the conditions say otherwise, or the Lease does not exist.
 func Blamed(ctx context.Context, objects client.Client) (lease string, err error) {
 	versions, err := StorageVersions(ctx, objects)
 	if err != nil {
@@ -79,7 +79,7 @@ func Blamed(ctx context.Context, objects client.Client) (lease string, err error
 	return lease, objects.Get(ctx, client.ObjectKey{Namespace: storageversion.IdentityNamespace, Name: lease}, &coordinationv1.Lease{})
 }
 
-// MutatingPolicy is an object that releases of Kubernetes store in different versions.
+// MutatingPolicy returns an object that releases of Kubernetes store in different versions.
 func MutatingPolicy(name string) *admissionregistrationv1.MutatingAdmissionPolicy {
 	rule := admissionregistrationv1.RuleWithOperations{
 		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},

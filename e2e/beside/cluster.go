@@ -1,5 +1,5 @@
-// Package beside runs stock kube-apiservers on one etcd for tests, each a process on a host of
-// its own, and concord controllers beside them. Which programs these are the test says.
+// Package beside runs stock kube-apiservers on one etcd for tests, each a process with a host name of its own, and
+// concord controllers beside them. The test says which programs these are.
 package beside
 
 import (
@@ -40,11 +40,11 @@ type Programs struct {
 // Access is how a program reaches a kube-apiserver.
 type Access struct {
 	URL, CAFile, Token string
-	// Dir is for files of its own.
+	// Dir is the directory for the program's own files.
 	Dir string `json:"-"`
 }
 
-// Config is Access for clients.
+// Config is the access as clients need it.
 func (a Access) Config() *rest.Config {
 	return &rest.Config{Host: a.URL, BearerToken: a.Token, TLSClientConfig: rest.TLSClientConfig{CAFile: a.CAFile}, QPS: -1}
 }
@@ -108,13 +108,13 @@ type APIServer struct {
 	Address string
 }
 
-// APIServer starts a kube-apiserver on a host of this name and waits until it is ready.
+// APIServer starts a kube-apiserver with this host name and waits until it is ready.
 func (c *Cluster) APIServer(name string, flags ...string) *APIServer {
 	c.T.Helper()
 	return c.Start(c.programs.APIServer, name, flags...)
 }
 
-// Start starts a kube-apiserver of another program.
+// Start is like APIServer, for another program.
 func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ...string) *APIServer {
 	c.T.Helper()
 	at, err := c.Add(name, func(at *testbed.Server) (*exec.Cmd, error) {
@@ -131,20 +131,20 @@ func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ..
 	return s
 }
 
-// onHost makes a program run on a host of this name, from which kube-apiserver derives its identity.
+// onHost makes a program run with this host name, from which kube-apiserver derives its identity.
 func onHost(name string, program *exec.Cmd) *exec.Cmd {
 	unshare := []string{"--uts"}
 	if os.Getuid() != 0 {
 		unshare = append(unshare, "--map-root-user")
 	}
-	// Each becomes the next: it stays one process.
+	// Each program replaces the one before, so that all of it is one process.
 	script := `echo "$0" > /proc/sys/kernel/hostname && exec "$@"`
 	cmd := exec.Command("unshare", slices.Concat(unshare, []string{"sh", "-c", script, name}, program.Args)...)
 	cmd.Env = program.Env
 	return cmd
 }
 
-// Access returns access with a token.
+// Access returns the access to this server with a token.
 func (s *APIServer) Access(token string) Access {
 	return Access{URL: s.URL(), CAFile: s.Cluster.ca, Token: token, Dir: s.Cluster.Dir}
 }

@@ -19,7 +19,7 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// guard compares a definition's storedVersions with its stored objects.
+// guard compares the storedVersions of a CRD with its stored objects.
 type guard struct {
 	t          testing.TB
 	etcd       *clientv3.Client
@@ -31,9 +31,9 @@ type guard struct {
 	changes, moments int
 }
 
-// Guard reads in etcd, at each change of a definition from now on, whether its storedVersions have all versions in which
-// its objects are stored. Where they have not, that has to be put right within a time. The function that it returns
-// ends that; it is an error if the definition did not change.
+// Guard checks in etcd, at each change of a CRD from now on, that its storedVersions name all versions in which its
+// objects are stored. A missing version has to be added again within putRightIn. The returned function ends the guard;
+// the test fails if the CRD has not changed until then.
 func Guard(t testing.TB, etcd *clientv3.Client, gr schema.GroupResource, putRightIn time.Duration) (stop func()) {
 	t.Helper()
 	g := &guard{
@@ -66,7 +66,7 @@ func Guard(t testing.TB, etcd *clientv3.Client, gr schema.GroupResource, putRigh
 	}
 }
 
-// watch looks at each change after one, up to the one that it is told.
+// watch checks each change after the revision seen, up to the revision that it receives from until.
 func (g *guard) watch(ctx context.Context, seen int64, watch clientv3.WatchChan, until <-chan int64) {
 	for end := int64(math.MaxInt64); seen < end; {
 		select {
@@ -90,7 +90,7 @@ func (g *guard) watch(ctx context.Context, seen int64, watch clientv3.WatchChan,
 	}
 }
 
-// putRight waits until the fault that was found is there no more.
+// putRight waits until storedVersions lack no version any more.
 func (g *guard) putRight(ctx context.Context, wrong error) {
 	began, last := time.Now(), wrong
 	err := wait.PollUntilContextTimeout(ctx, 20*time.Millisecond, g.putRightIn, true, func(ctx context.Context) (bool, error) {
@@ -105,7 +105,8 @@ func (g *guard) putRight(ctx context.Context, wrong error) {
 	}
 }
 
-// lacking says which object is stored, at a revision or now, in a version that storedVersions lack.
+// lacking returns an error that names an object which is stored, at a revision or now, in a version that storedVersions
+// lack.
 func (g *guard) lacking(ctx context.Context, revision int64) error {
 	definition, err := g.etcd.Get(ctx, g.definition, clientv3.WithRev(revision))
 	if err != nil {

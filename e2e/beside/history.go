@@ -22,24 +22,23 @@ import (
 // Registry is the prefix of all that kube-apiservers write.
 const Registry = "/registry/"
 
-// History has the changes in raw etcd, in order. Names are keys without a prefix, so that those of objects are
+// History has the changes in etcd, in order. Names are keys without a prefix, so the name of an object is
 // "namespace/name" or "name".
 type History struct {
-	// first are the revisions of the objects when it begins, by name.
+	// first has, by name, the revisions of the objects at the beginning.
 	first   map[string]int64
 	changes []Change
 }
 
-// Change is one write of an object, or its end.
+// Change is a write of an object, or its deletion.
 type Change struct {
 	Name     string
 	Revision int64
 	Deleted  bool
 }
 
-// Record follows all that is written in raw etcd from now until the returned function is called. More
-// than one write at a revision is an error: of a revision, every client of Kubernetes takes it
-// that it belongs to one object.
+// Record follows all writes to etcd from now until the returned function is called. Two writes at one revision are an
+// error: every client of Kubernetes assumes that a revision belongs to one object.
 func Record(t testing.TB, raw *clientv3.Client) (stop func() History) {
 	t.Helper()
 	stopped, err := ledger.Record(t.Context(), raw, Registry)
@@ -73,7 +72,7 @@ func Record(t testing.TB, raw *clientv3.Client) (stop func() History) {
 	}
 }
 
-// Under is the history of the keys below a prefix.
+// Under returns the history of the keys below a prefix.
 func (h History) Under(prefix string) History {
 	under := History{first: map[string]int64{}}
 	for key, revision := range h.first {
@@ -90,7 +89,7 @@ func (h History) Under(prefix string) History {
 	return under
 }
 
-// at are the revisions of all objects as of a revision.
+// at returns the revisions of all objects as of a revision.
 func (h History) at(revision int64) map[string]int64 {
 	all := maps.Clone(h.first)
 	for _, c := range h.changes {
@@ -120,7 +119,7 @@ type Told struct {
 	Events []Change
 }
 
-// Check holds it against raw etcd: the list is the state at its revision, and the events are
+// Check compares with etcd what a client received: the list must be the state at its revision, and the events must be
 // all writes after that, up to the last one.
 func (h History) Check(t testing.TB, c Told) {
 	t.Helper()
@@ -150,7 +149,7 @@ func Seen(object *unstructured.Unstructured) (name string, revision int64, err e
 	return name, revision, err
 }
 
-// List lists, and watches from there.
+// List lists, and watches from the revision of the list.
 func List(ctx context.Context, c dynamic.ResourceInterface, resourceVersion string) (Told, watch.Interface, error) {
 	list, err := c.List(ctx, metav1.ListOptions{ResourceVersion: resourceVersion})
 	if err != nil {
@@ -171,7 +170,7 @@ func List(ctx context.Context, c dynamic.ResourceInterface, resourceVersion stri
 	return seen, w, err
 }
 
-// Last is the revision from which a watch is resumed.
+// Last is the revision from which a watch has to be resumed.
 func (c *Told) Last() int64 {
 	if n := len(c.Events); n > 0 {
 		return c.Events[n-1].Revision

@@ -19,7 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The ServiceAccount of deploy's manifests.
+// The ServiceAccount in the manifests of folder deploy.
 const (
 	DeployedNamespace = "concord-system"
 	DeployedAccount   = "concord-controllers"
@@ -67,7 +67,7 @@ func (s *APIServer) Install(objects []*unstructured.Unstructured) {
 	}
 }
 
-// DeployedToken is a token of the ServiceAccount of deploy's manifests.
+// DeployedToken returns a token of the ServiceAccount in the manifests of folder deploy.
 func (s *APIServer) DeployedToken() string {
 	t := s.Cluster.T
 	t.Helper()

@@ -27,12 +27,12 @@ type Written struct {
 	Names     []string
 }
 
-// Traffic writes objects until it is stopped, each write through one server after the other
-// until one has taken it, while servers are exchanged.
+// Traffic writes objects until it is stopped, while the test replaces servers. Each write goes to one server after the
+// other, until one has acknowledged it.
 type Traffic struct {
 	t testing.TB
-	// answer is how long a client waits for an answer, and write how long a write may be tried again: a server that
-	// goes answers 503, or not at all.
+	// answer is how long a client waits for an answer, and write how long it may repeat a write: a server that is
+	// shutting down answers 503, or not at all.
 	answer, write time.Duration
 
 	stop    context.CancelFunc
@@ -51,7 +51,7 @@ type attempt struct {
 	begin, end time.Time
 }
 
-// StartTraffic has a client for each of these, which waits so long for an answer, and tries a write again for so long.
+// StartTraffic starts a client for each of all; answer and write are as in Traffic.
 func StartTraffic(t testing.TB, answer, write time.Duration, all []Written, servers ...*cluster.APIServer) *Traffic {
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &Traffic{t: t, answer: answer, write: write, stop: cancel, servers: servers, taken: map[string]int{}}
@@ -78,7 +78,7 @@ func (w *Traffic) Stop() int {
 	return w.Taken()
 }
 
-// Through names the servers that are written through from now on.
+// Through sets the servers to which clients write from now on.
 func (w *Traffic) Through(servers ...*cluster.APIServer) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -91,7 +91,7 @@ func (w *Traffic) server(i int) *cluster.APIServer {
 	return w.servers[i%len(w.servers)]
 }
 
-// Taken is how many writes were acknowledged.
+// Taken returns how many writes were acknowledged.
 func (w *Traffic) Taken() (n int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,7 +101,7 @@ func (w *Traffic) Taken() (n int) {
 	return n
 }
 
-// Await waits until each of the servers has taken so many writes more.
+// Await waits until each of the servers has acknowledged n more writes.
 func (w *Traffic) Await(n int, servers ...*cluster.APIServer) {
 	w.t.Helper()
 	count := func(s *cluster.APIServer) int {
@@ -135,8 +135,8 @@ func (w *Traffic) UnderWay(s *cluster.APIServer, from, to time.Time) (n int) {
 	return n
 }
 
-// done writes until a server has taken it: the outcome of a try that was not answered does not
-// matter, since the next one writes the same.
+// done sends a write until a server has acknowledged it. The outcome of an attempt without an answer does not matter,
+// since the next one writes the same.
 func (w *Traffic) done(o Written, name string, turn int) bool {
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:"%d"}}}`, writtenAnnotation, turn)
 	deadline := time.Now().Add(w.write)
@@ -162,7 +162,7 @@ func (w *Traffic) try(s *cluster.APIServer, o Written, name string, patch []byte
 	ctx, cancel := context.WithTimeout(w.t.Context(), w.answer)
 	defer cancel()
 	config := rest.CopyConfig(s.Config())
-	config.Timeout = 0 // that of the answer is the limit
+	config.Timeout = 0 // ctx limits the request instead
 	this := &attempt{server: s, begin: time.Now()}
 	w.mu.Lock()
 	w.attempts = append(w.attempts, this)
@@ -174,7 +174,7 @@ func (w *Traffic) try(s *cluster.APIServer, o Written, name string, patch []byte
 	return err
 }
 
-// check reads what was acknowledged last.
+// check checks that the writes which were acknowledged last are stored.
 func (w *Traffic) check(o Written, last map[string]int) {
 	if w.t.Context().Err() != nil {
 		return

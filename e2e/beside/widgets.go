@@ -20,7 +20,7 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
-// Group is that of the tests' resources.
+// Group is the API group of the tests' resources.
 const Group = "example.com"
 
 // Encodings of the tests' resources.
@@ -29,7 +29,7 @@ const (
 	V2 = Group + "/v2"
 )
 
-// Namespace is where their objects are.
+// Namespace is the namespace of their objects.
 const Namespace = metav1.NamespaceDefault
 
 // Widgets is a custom resource in v1 and v2, stored in v1 at first.
@@ -39,7 +39,7 @@ type Widgets struct {
 	Plural string
 }
 
-// Define makes a definition, with status subresource or without.
+// Define creates a CRD, with a status subresource or without one.
 func (s *APIServer) Define(plural string, status bool, schemas map[string]apiextensionsv1.JSONSchemaProps) *Widgets {
 	t := s.Cluster.T
 	t.Helper()
@@ -64,10 +64,10 @@ func (s *APIServer) Define(plural string, status bool, schemas map[string]apiext
 	return w
 }
 
-// Name is that of the definition, and of the StorageState.
+// Name is the name of the CRD, and of the StorageState.
 func (w *Widgets) Name() string { return w.Plural + "." + Group }
 
-// In is the resource in a version.
+// In returns the resource in a version.
 func (w *Widgets) In(version string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: Group, Version: version, Resource: w.Plural}
 }
@@ -76,12 +76,12 @@ func (w *Widgets) kind() string {
 	return strings.ToUpper(w.Plural[:1]) + strings.TrimSuffix(w.Plural[1:], "s")
 }
 
-// Change changes the definition.
+// Change changes the CRD.
 func (w *Widgets) Change(how func(*apiextensionsv1.CustomResourceDefinition)) error {
 	return cluster.ChangeDefinition(w.Server.Cluster.T.Context(), w.Server.Objects(), w.Name(), how)
 }
 
-// Store has a version stored.
+// Store makes a version the storage version.
 func (w *Widgets) Store(version string) {
 	t := w.Server.Cluster.T
 	t.Helper()
@@ -90,17 +90,17 @@ func (w *Widgets) Store(version string) {
 	}
 }
 
-// TakeOut takes v1 out of the definition's versions.
+// TakeOut removes v1 from the versions of the CRD.
 func (w *Widgets) TakeOut() error {
 	return w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
 		crd.Spec.Versions = slices.DeleteFunc(crd.Spec.Versions, func(v apiextensionsv1.CustomResourceDefinitionVersion) bool { return v.Name == "v1" })
 	})
 }
 
-// ObjectName is that of the i-th object.
+// ObjectName is the name of the i-th object.
 func ObjectName(i int) string { return fmt.Sprintf("w%04d", i) }
 
-// Object is the i-th object.
+// Object returns the i-th object.
 func (w *Widgets) Object(i int) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": V1, "kind": w.kind(), "metadata": map[string]any{"name": ObjectName(i), "namespace": Namespace},
@@ -150,20 +150,20 @@ func (w *Widgets) Stored(ctx context.Context, revision int64) (map[string]int, e
 	return counts, err
 }
 
-// StoredVersions are the definition's status.storedVersions.
+// StoredVersions returns status.storedVersions of the CRD.
 func (w *Widgets) StoredVersions(ctx context.Context) ([]string, error) {
 	crd := &apiextensionsv1.CustomResourceDefinition{}
 	err := w.Server.Objects().Get(ctx, client.ObjectKey{Name: w.Name()}, crd)
 	return crd.Status.StoredVersions, err
 }
 
-// State is the StorageState.
+// State returns the StorageState of the resource.
 func (w *Widgets) State(ctx context.Context) (*migrationv1alpha1.StorageState, error) {
 	state := &migrationv1alpha1.StorageState{}
 	return state, w.Server.Objects().Get(ctx, client.ObjectKey{Name: w.Name()}, state)
 }
 
-// AwaitStored waits until the StorageState says exactly that these are stored.
+// AwaitStored waits until the StorageState names exactly these encodings as stored.
 func (w *Widgets) AwaitStored(current string, encodings ...string) {
 	t := w.Server.Cluster.T
 	t.Helper()
@@ -179,7 +179,7 @@ func (w *Widgets) AwaitStored(current string, encodings ...string) {
 	})
 }
 
-// AwaitPruned waits until storedVersions is v2, and checks that it is true.
+// AwaitPruned waits until the CRD's storedVersions are [v2], and checks that all objects are stored in v2.
 func (w *Widgets) AwaitPruned(objects int) {
 	t := w.Server.Cluster.T
 	t.Helper()

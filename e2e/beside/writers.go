@@ -20,13 +20,13 @@ type Writers struct {
 	running sync.WaitGroup
 
 	mu sync.Mutex
-	// acknowledged is the last number that was written to each object and answered for.
+	// acknowledged has the last number that was written to each object and acknowledged.
 	acknowledged map[string]int64
 	wrote        int
 	failed       []error
 }
 
-// Write has one writer for each server update n objects, a multiple of their number.
+// Write starts one writer for each server. The writers update n objects; n is a multiple of their number.
 func (w *Widgets) Write(n int, servers ...*APIServer) *Writers {
 	w.Server.Cluster.T.Helper()
 	ctx, cancel := context.WithCancel(w.Server.Cluster.T.Context())
@@ -37,7 +37,8 @@ func (w *Widgets) Write(n int, servers ...*APIServer) *Writers {
 			for turn := int64(1); ctx.Err() == nil; turn++ {
 				name := ObjectName((int(turn)*7*len(servers) + i) % n)
 				patch := fmt.Appendf(nil, `{"spec":{"n":%d}}`, turn)
-				// A write that was begun is waited for, so that it is known what came of it.
+				// The writer waits also at the end for the answer to its last write, so that
+				// the outcome is known.
 				begun, end := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 				_, err := all.Patch(begun, name, types.MergePatchType, patch, metav1.PatchOptions{})
 				end()
@@ -66,8 +67,8 @@ func (w *Writers) end() {
 	w.running.Wait()
 }
 
-// Stop ends the writers and checks that no write failed, and that the last one of each object
-// that was acknowledged is there. version is one that is served.
+// Stop ends the writers and checks that no write failed, and that the last acknowledged write
+// of each object is there. version is a version that is served.
 func (w *Writers) Stop(version string) {
 	t := w.widgets.Server.Cluster.T
 	t.Helper()

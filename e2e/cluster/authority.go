@@ -90,7 +90,7 @@ func (a *Authority) Issue(name string, groups ...string) (certPEM, keyPEM []byte
 	return EncodePEM(der), keyPEM
 }
 
-// EncodePEM returns a certificate as files have it.
+// EncodePEM returns a certificate in PEM, as it is in files.
 func EncodePEM(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: certutil.CertificateBlockType, Bytes: der})
 }
@@ -98,7 +98,7 @@ func EncodePEM(der []byte) []byte {
 // Pair are files with a certificate, its key and the CA that signed it.
 type Pair struct{ CA, Cert, Key string }
 
-// Files issues a certificate into a directory.
+// Files issues a certificate for a name and writes it into a new directory.
 func (a *Authority) Files(name string) Pair {
 	a.t.Helper()
 	dir := a.t.TempDir()
@@ -112,7 +112,7 @@ func (a *Authority) Files(name string) Pair {
 	return f
 }
 
-// StartTLSEtcd starts an etcd that wants certificates of its CA.
+// StartTLSEtcd starts an etcd that accepts only clients with certificates of its CA.
 func StartTLSEtcd(t testing.TB, tls Pair) (endpoint string) {
 	t.Helper()
 	client, dir := "https://"+FreeAddress(t), t.TempDir()

@@ -9,7 +9,7 @@ import (
 	"github.com/concord-dev/concord/join"
 )
 
-// Config is the administrator's access to this server, without limits.
+// Config is the administrator's access to this server, without a client-side rate limit.
 func (s *APIServer) Config() *rest.Config {
 	s.t.Helper()
 	config, err := s.Access()
@@ -28,7 +28,7 @@ func (s *APIServer) Kube() kubernetes.Interface {
 // Dynamic returns a client of this server for any resource.
 func (s *APIServer) Dynamic() dynamic.Interface { s.t.Helper(); return must(s, dynamic.NewForConfig) }
 
-// Objects returns a client of this server for the protocol's own kinds, and definitions. It watches, too.
+// Objects returns a client of this server for Concord's own kinds and for CRDs, which can also watch.
 func (s *APIServer) Objects() client.WithWatch {
 	s.t.Helper()
 	return must(s, func(config *rest.Config) (client.WithWatch, error) {

@@ -39,7 +39,7 @@ type Cluster struct {
 
 func newCluster(t testing.TB) *Cluster { return &Cluster{Cluster: testbed.In(t.TempDir()), T: t} }
 
-// New starts an etcd and its audit. The audit's verdict is given by Check.
+// New starts an etcd and its audit. Check tells what the audit has found.
 func New(t testing.TB) *Cluster {
 	t.Helper()
 	c := newCluster(t)
@@ -48,7 +48,7 @@ func New(t testing.TB) *Cluster {
 	return c
 }
 
-// NewEmbedded returns a cluster whose etcd will be that of the server "one".
+// NewEmbedded returns a cluster whose etcd will be the one in the server "one".
 func NewEmbedded(t testing.TB) *Cluster {
 	t.Helper()
 	c := newCluster(t)
@@ -57,7 +57,7 @@ func NewEmbedded(t testing.TB) *Cluster {
 	return c
 }
 
-// NewExternal returns a cluster on an etcd that somebody else runs. It has no audit.
+// NewExternal returns a cluster on an etcd that the caller runs. It has no audit.
 func NewExternal(t testing.TB, endpoint string) *Cluster {
 	t.Helper()
 	c := newCluster(t)
@@ -65,7 +65,7 @@ func NewExternal(t testing.TB, endpoint string) *Cluster {
 	return c
 }
 
-// embedding names the server that has the etcd in a cluster of NewEmbedded.
+// embedding is the name of the server that has the etcd in it, in a cluster of NewEmbedded.
 const embedding = "one"
 
 // connect connects to the etcd, and begins the audit.
@@ -79,7 +79,7 @@ func (c *Cluster) connect(endpoints ...string) {
 	c.T.Cleanup(c.Audit.Stop)
 }
 
-// Ledger gives f the audit's account of all that is in etcd at the time of the call.
+// Ledger calls f with the audit's record, once that has all that was in etcd at the time of the call.
 func (c *Cluster) Ledger(f func(*audit.Ledger)) {
 	c.T.Helper()
 	Eventually(c.T, 30*time.Second, "the audit catches up", c.Audit.CatchUp)
@@ -129,7 +129,7 @@ func (c *Cluster) Start(o Options, names ...string) []*Server {
 	return started
 }
 
-// IDs returns the identities that each server has registered under.
+// IDs returns the IDs under which each server has registered.
 func (c *Cluster) IDs() map[string][]agree.ServerID {
 	ids := map[string][]agree.ServerID{}
 	for _, s := range c.servers {
@@ -138,8 +138,7 @@ func (c *Cluster) IDs() map[string][]agree.ServerID {
 	return ids
 }
 
-// WaitSettled waits for I7: every resource, but those on which the running servers cannot
-// agree, has an agreement and a stored set of it alone.
+// WaitSettled waits for I7: every resource, except those in but, has an agreement and a stored set of it alone.
 func (c *Cluster) WaitSettled(but ...schema.GroupResource) time.Duration {
 	c.T.Helper()
 	return Eventually(c.T, SettleTimeout, "the cluster settles", func(ctx context.Context) error {
@@ -155,8 +154,7 @@ func (c *Cluster) WaitSettled(but ...schema.GroupResource) time.Duration {
 	})
 }
 
-// WaitReporters waits until every report is one of exactly these servers' and each of
-// them reports every resource that anybody does.
+// WaitReporters waits until exactly these servers have reports, each under the ID that it has registered last.
 func (c *Cluster) WaitReporters(timeout time.Duration, servers ...*Server) time.Duration {
 	c.T.Helper()
 	return Eventually(c.T, timeout, "exactly the running servers report", func(ctx context.Context) error {
@@ -192,8 +190,8 @@ func (c *Cluster) Load(config load.Config, servers ...*Server) *load.Load {
 	return l
 }
 
-// Check fails the test for every violation of the invariants so far, and for writes that
-// reached etcd through a server which had no right to write them.
+// Check fails the test for every violation of the invariants so far, and for every write that reached etcd
+// through a server which had no right to it.
 func (c *Cluster) Check() {
 	c.T.Helper()
 	ids := c.IDs()

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// commandTimeout is how long a command of the operator's may take.
+// commandTimeout is how long a command of the concord program may take.
 const commandTimeout = 60 * time.Second
 
-// Command runs concord with the arguments to its end, which need not be a good one.
+// Command runs concord with the arguments until it ends, with success or without.
 func Command(t testing.TB, args ...string) Result {
 	t.Helper()
 	program := Binary(t)

@@ -12,8 +12,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Definition is a CustomResourceDefinition with the versions v1 and v2, which differ in nothing else
-// and take any field. One of them is stored. The kind is the resource's name, in the singular.
+// Definition returns a CRD with the versions v1 and v2, which differ only in their names and accept any
+// field. The version stores is the storage version. The kind is the resource's name in the singular.
 func Definition(gr schema.GroupResource, stores string) *apiextensionsv1.CustomResourceDefinition {
 	singular := strings.TrimSuffix(gr.Resource, "s")
 	kind := strings.ToUpper(singular[:1]) + singular[1:]
@@ -31,7 +31,7 @@ func Definition(gr schema.GroupResource, stores string) *apiextensionsv1.CustomR
 	return crd
 }
 
-// ChangeDefinition changes a definition, as often as it takes.
+// ChangeDefinition changes a CRD, and tries again after a conflict.
 func ChangeDefinition(ctx context.Context, objects client.Client, name string, change func(*apiextensionsv1.CustomResourceDefinition)) error {
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		crd := &apiextensionsv1.CustomResourceDefinition{}
@@ -43,7 +43,7 @@ func ChangeDefinition(ctx context.Context, objects client.Client, name string, c
 	})
 }
 
-// Store is a change by which a definition stores another version.
+// Store returns a change that makes another version the storage version of a CRD.
 func Store(version string) func(*apiextensionsv1.CustomResourceDefinition) {
 	return func(crd *apiextensionsv1.CustomResourceDefinition) {
 		for i := range crd.Spec.Versions {

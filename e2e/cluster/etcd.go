@@ -43,7 +43,7 @@ func StartEtcd(t testing.TB, dataDir, logDir string) *Etcd {
 	return e
 }
 
-// Endpoint is where the etcd embedded in a server on dataDir listens.
+// Endpoint is the address of the etcd that a server with this directory embeds.
 func Endpoint(t testing.TB, dataDir string) string {
 	t.Helper()
 	endpoint, err := testbed.Endpoint(dataDir)
@@ -81,7 +81,7 @@ func (e *Etcd) WaitReady() {
 	}
 }
 
-// Streams counts the ranges that the etcd is sending as streams now, by its own metrics.
+// Streams returns how many ranges the etcd is sending as streams now, according to its metrics.
 func (e *Etcd) Streams(ctx context.Context) (int, error) {
 	client := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,

@@ -21,15 +21,15 @@ import (
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// Main is the TestMain of packages that use this one. The test binary doubles as the
-// etcd's program, so that an etcd too can be killed and paused.
+// Main is the TestMain of packages that use this one. The test binary also runs as etcd, in processes that a test can
+// kill and pause.
 func Main(m *testing.M) {
 	Serve()
 	os.Exit(Suite{m}.Run())
 }
 
-// Serve runs the etcd for which a test has started this process, one of ours or the program, and ends it. In any other
-// process it returns.
+// Serve runs the etcd for which a test has started this process (Concord's embedded one, or the program etcd), and
+// then ends the process. In any other process it returns at once.
 func Serve() {
 	testbed.ServeEtcd()
 	process.Serve(map[string]func(context.Context, []string) error{
@@ -37,10 +37,10 @@ func Serve() {
 	})
 }
 
-// EtcdProgram is the test binary as the program etcd.
+// EtcdProgram is the role in which the test binary runs as the program etcd.
 const EtcdProgram = "etcd"
 
-// Suite is the tests of a package, without the files that they leave behind.
+// Suite runs the tests of a package, and removes the files that they leave behind.
 type Suite struct{ M *testing.M }
 
 // Run runs the tests and returns the process's exit code.
@@ -55,15 +55,14 @@ func (s Suite) Run() int {
 	return code
 }
 
-// silence keeps the libraries of the tests' clients from writing between the results.
+// silence keeps client libraries from writing between the results of the tests.
 func silence() {
 	ctrllog.SetLogger(logr.Discard())
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, os.Stderr))
 }
 
-// built are the programs that the tests run, by the release they stand for or the commit they
-// are of.
+// built are the programs that were built for the tests, by name, such as "concord1.36" or "concord-earlier".
 var built struct {
 	sync.Mutex
 	dir    string
@@ -106,7 +105,7 @@ func Earlier(t testing.TB) string {
 	})
 }
 
-// once builds a program by its name, and returns its path.
+// once builds a program, unless one of this name was built before, and returns its path.
 func once(t testing.TB, name string, build func(path string)) string {
 	t.Helper()
 	built.Lock()

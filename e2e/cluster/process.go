@@ -23,8 +23,7 @@ var logs = flag.String("logs", "", "a directory to which the whole output of all
 // stopTimeout is how long a process may take to end after SIGTERM: a server drains.
 const stopTimeout = 60 * time.Second
 
-// Process is a program that can be started again after it ended. Its output, of all its
-// lives, goes to one file.
+// Process is a program that can be started again after it ended. The output of all its runs goes to one file.
 type Process struct {
 	Name string
 
@@ -41,7 +40,7 @@ func NewProcess(t testing.TB, name, dir string, command func() *exec.Cmd) *Proce
 	return adopt(t, &process.Program{Name: name, Log: filepath.Join(dir, name+".log"), Command: func() (*exec.Cmd, error) { return command(), nil }})
 }
 
-// adopt makes the test run a program.
+// adopt makes a program a process of the test, which is examined and killed when the test ends.
 func adopt(t testing.TB, program *process.Program) *Process {
 	p := &Process{Name: program.Name, t: t, program: program}
 	command := program.Command
@@ -64,8 +63,7 @@ func adopt(t testing.TB, program *process.Program) *Process {
 	return p
 }
 
-// examine fails the test if the program has ended by itself, or has said that it met a
-// defect of its own.
+// examine fails the test if the program has ended by itself, or if its log tells of a defect, for example a panic.
 func (p *Process) examine() {
 	if p.Run() != nil && p.Run().Crashed() != nil {
 		p.t.Errorf("%s has ended by itself: %v", p.Name, p.Run().Crashed())
@@ -96,7 +94,7 @@ func (p *Process) Signal(signal syscall.Signal) {
 	}
 }
 
-// running is the run that goes on.
+// running returns the current run of the program. The test fails if there is none.
 func (p *Process) running() *process.Process {
 	p.t.Helper()
 	if p.Run() == nil || p.Ended() {
@@ -105,7 +103,7 @@ func (p *Process) running() *process.Process {
 	return p.Run()
 }
 
-// Pause stops the program in mid-course, Resume lets it go on.
+// Pause stops the program by SIGSTOP, Resume lets it go on.
 func (p *Process) Pause()  { p.t.Helper(); p.Signal(syscall.SIGSTOP) }
 func (p *Process) Resume() { p.t.Helper(); p.Signal(syscall.SIGCONT) }
 
@@ -146,13 +144,13 @@ func (p *Process) Wait(timeout time.Duration) (Result, bool) {
 	}
 }
 
-// Run is the program's run that goes on, or was the last.
+// Run returns the current or the last run of the program.
 func (p *Process) Run() *process.Process { return p.program.Run() }
 
 // Ended reports whether the program was started and no longer runs.
 func (p *Process) Ended() bool { return p.program.Ended() }
 
-// Output returns the output of the program so far, in all its lives.
+// Output returns the output of all runs of the program so far.
 func (p *Process) Output() string { return p.program.Output() }
 
 // keep copies the output to the directory of -logs.

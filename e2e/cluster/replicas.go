@@ -47,7 +47,7 @@ func (m member) start(t testing.TB, logDir, initial string) *Etcd {
 	t.Helper()
 	flags := append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial)
 	program := &process.Program{Name: m.name, Log: filepath.Join(logDir, m.name+".log"), Command: func() (*exec.Cmd, error) {
-		// A killed one has left its socket behind.
+		// A member that was killed has left its socket behind.
 		if err := os.Remove(strings.TrimPrefix(m.client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
@@ -58,8 +58,8 @@ func (m member) start(t testing.TB, logDir, initial string) *Etcd {
 	return e
 }
 
-// Leader waits until the replicated etcd has a leader other than these and returns its
-// place in Members.
+// Leader waits until the replicated etcd has a leader that is not one of these members, and
+// returns its index in Members.
 func (c *Cluster) Leader(but ...*Etcd) (leader int) {
 	c.T.Helper()
 	Eventually(c.T, etcdStartTimeout, "etcd has a leader", func(ctx context.Context) error {
@@ -82,7 +82,7 @@ func (c *Cluster) Leader(but ...*Etcd) (leader int) {
 	return leader
 }
 
-// MoveLeader has the leader hand over to another member.
+// MoveLeader makes the leader hand over to another member.
 func (c *Cluster) MoveLeader() {
 	c.T.Helper()
 	leader := c.Members[c.Leader()]

@@ -14,7 +14,7 @@ import (
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// Durations that the tests' servers are started with, in place of 15 s, 5 s and 75 s.
+// Durations with which the tests' servers are started, instead of the defaults of 15 s, 5 s and 75 s.
 const (
 	LeaseDuration = 4 * time.Second
 	RenewInterval = time.Second
@@ -51,7 +51,7 @@ type APIServer struct {
 	*testbed.Server
 }
 
-// NewAPIServer makes the test run a server, which is not started yet.
+// NewAPIServer makes a server a process of the test. It is not started yet.
 func NewAPIServer(t testing.TB, at *testbed.Server) *APIServer {
 	return &APIServer{Process: adopt(t, at.Program), Server: at}
 }
@@ -143,7 +143,7 @@ func (s *APIServer) WaitUnready(timeout time.Duration) time.Duration {
 	})
 }
 
-// ID returns the server's newest identity.
+// ID returns the ID under which the server has registered last.
 func (s *Server) ID() (agree.ServerID, bool) {
 	ids := s.IDs()
 	if len(ids) == 0 {

@@ -8,7 +8,7 @@ import (
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// poll is the time between two looks at a condition.
+// poll is the time between two checks of a condition.
 const poll = 50 * time.Millisecond
 
 // Eventually waits until check returns nil and returns how long that took. After the
@@ -24,8 +24,8 @@ func Eventually(t testing.TB, timeout time.Duration, what string, check func(ctx
 	return time.Since(started)
 }
 
-// EventuallyEach is Eventually for requests that a server may never answer: a look that takes longer than
-// so long is given up, and made again.
+// EventuallyEach is Eventually for requests that a server may never answer: a call of check ends after
+// the time look, and is then made again.
 func EventuallyEach(t testing.TB, timeout, look time.Duration, what string, check func(ctx context.Context) error) {
 	t.Helper()
 	Eventually(t, timeout, what, func(ctx context.Context) error {

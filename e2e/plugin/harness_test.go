@@ -41,8 +41,8 @@ func newPlugin(t *testing.T, s *beside.APIServer) *plugin {
 	return &plugin{t: t, program: buildPlugin(t), kubeconfig: kubeconfig}
 }
 
-// oneLine are arguments of commands that tell each thing in a line of its own, however long its
-// names are; the text of all others is at most 80 columns wide.
+// oneLine are arguments of commands that print each thing in a line of its own, however long
+// its names are; the text of all other commands is at most 80 columns wide.
 var oneLine = []string{"json", "migrate", "throttle", "pause", "resume", "--yes"}
 
 // exec runs a command, and returns its stdout, its stderr and its exit code.
@@ -106,7 +106,7 @@ func (p *plugin) await(pattern string, args ...string) {
 	})
 }
 
-// said is the output of a command, with all white space as one blank: lines break anywhere.
+// said is the output of a command. Lines break anywhere, so all white space is replaced by single blanks.
 type said struct {
 	t             *testing.T
 	command, text string

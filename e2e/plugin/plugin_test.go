@@ -15,17 +15,18 @@ import (
 	"github.com/concord-dev/concord/status/servers"
 )
 
-// TestPlugin runs kubectl concord as an operator of a stock cluster would, with two
-// kube-apiservers and our controllers beside them: a custom resource is flipped to v2, its
-// migration throttled, paused and let go on, the pruning of storedVersions held and released, and
-// all of it taken back. At last a migration waits for a kube-apiserver that does not answer.
+// TestPlugin runs kubectl concord as an operator of a stock cluster would, with two kube-apiservers
+// and our controllers beside them. The storage version of a custom resource becomes v2, its
+// migration is throttled, paused and resumed, the pruning of storedVersions is held and released,
+// and all of it is reverted. At last a migration waits for a kube-apiserver that does not answer.
 func TestPlugin(t *testing.T) {
 	const objects, few = 600, 20
 	c := beside.New(t, itself.Programs)
 	a, b := c.APIServer("a"), c.APIServer("b")
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
-	// Two more are flipped while widgets stay as they are: the controllers had time for these.
+	// Gadgets and sprockets are migrated while the widgets' migration is paused or held: when
+	// they are done, the controllers had time for the widgets, too.
 	gadgets, sprockets := a.Define("gadgets", true, nil), a.Define("sprockets", true, nil)
 	for _, other := range []*beside.Widgets{gadgets, sprockets} {
 		other.Fill(few, nil)
@@ -69,7 +70,7 @@ func TestPlugin(t *testing.T) {
 // mostUnderWay is how many patches of a migration can be under way when it is paused.
 const mostUnderWay = 32
 
-// atRest looks at a cluster in which nothing is to be done for the widgets, all of them in v1.
+// atRest checks the output for a cluster in which nothing is to be done for the widgets, which are all in v1.
 func atRest(p *plugin, w *beside.Widgets) {
 	p.t.Helper()
 	beside.Eventually(p.t, beside.Patience, "the status names no problem", func(context.Context) error {
@@ -87,7 +88,7 @@ func atRest(p *plugin, w *beside.Widgets) {
 		return nil
 	})
 	p.run(0, "status").has("2 servers serve; of ").hasNo("MIGRATIONS").hasNo(w.Plural)
-	p.run(0).has("2 servers serve; of ") // no command is status, too
+	p.run(0).has("2 servers serve; of ") // without a command the plugin shows the status
 	for _, count := range []string{"--count=true", "--count=false"} {
 		p.run(0, "why", w.Name(), count).has("nothing blocks: every object is in example.com/v1.").has("objects were not counted").has("example.com/v1 (target)")
 	}
@@ -106,7 +107,8 @@ func atRest(p *plugin, w *beside.Widgets) {
 	}
 }
 
-// throttledAndPaused catches the migration that a flip leads to, and pauses it on its way.
+// throttledAndPaused throttles the migration that the change of the storage version starts, and
+// pauses it on its way.
 func throttledAndPaused(p *plugin, w *beside.Widgets) {
 	p.t.Helper()
 	p.await(`widgets.example.com: throttled to 50 objects/s: migration \S+`, "throttle", w.Name(), "50")
@@ -133,7 +135,7 @@ func throttledAndPaused(p *plugin, w *beside.Widgets) {
 	p.refused("cancel", w.Name()).has("was made by Concord itself")
 }
 
-// resumed puts the pruning on hold, and lets the migration go on as fast as it can.
+// resumed puts the pruning on hold, and lets the paused migration go on as fast as it can.
 func resumed(p *plugin, w *beside.Widgets) {
 	p.t.Helper()
 	m := theMigration(p, w)
@@ -146,8 +148,8 @@ func resumed(p *plugin, w *beside.Widgets) {
 	p.run(0, "resume", w.Name()).has("widgets.example.com: resumed: migration " + m.Name)
 }
 
-// heldAndReleased looks at storedVersions that are not pruned, though all objects are in v2, and
-// lets them be pruned.
+// heldAndReleased checks that storedVersions on hold are not pruned, though all objects are in
+// v2, and releases them.
 func heldAndReleased(p *plugin, w *beside.Widgets) {
 	p.t.Helper()
 	if versions, err := w.StoredVersions(p.t.Context()); err != nil || !slices.Equal(versions, []string{"v1", "v2"}) {
@@ -161,14 +163,15 @@ func heldAndReleased(p *plugin, w *beside.Widgets) {
 	p.run(0, "release", w.Name()).has("widgets.example.com: released already")
 }
 
-// askedFor has the widgets migrated though all are in v2 already, and tells both migrations.
+// askedFor migrates the widgets on request though all are in v2 already, and expects both
+// migrations in the history.
 func askedFor(p *plugin, w *beside.Widgets, objects int) {
 	p.t.Helper()
 	p.run(0, "migrate", w.Name(), "--max-objects-per-second", "0").has(fmt.Sprintf("widgets.example.com: succeeded: %d objects are in example.com/v2", objects))
 	p.await(fmt.Sprintf(`Succeeded %d 0 \S+ concord-migrate to example.com/v2 .* Succeeded %[1]d 0 \S+ trigger from example.com/v1 to example.com/v2`, objects), "history", w.Name())
 }
 
-// reverted shows the way back to v1, which changes nothing, and then goes it.
+// reverted prints the plan to go back to v1, which changes nothing, and then carries it out.
 func reverted(p *plugin, w *beside.Widgets, objects int) {
 	p.t.Helper()
 	const plan = "widgets.example.com goes back from v2 to v1: 1. the CustomResourceDefinition stores v1"
@@ -188,7 +191,7 @@ func reverted(p *plugin, w *beside.Widgets, objects int) {
 	p.run(0, "status").hasNo("MIGRATIONS").hasNo(w.Plural)
 }
 
-// waiting has a migration asked for that waits for a paused kube-apiserver, and takes it back.
+// waiting creates a migration that waits for a paused kube-apiserver, and takes it back.
 func waiting(p *plugin, w *beside.Widgets, silent *beside.APIServer) {
 	p.t.Helper()
 	silent.Pause()
@@ -221,7 +224,7 @@ func stored(w *beside.Widgets) map[string]int {
 	return counts
 }
 
-// theMigration is the only one of the widgets that there is.
+// theMigration returns the only migration of the widgets.
 func theMigration(p *plugin, w *beside.Widgets) migrationv1alpha1.StorageVersionMigration {
 	p.t.Helper()
 	all, err := w.Migrations(p.t.Context())
@@ -231,7 +234,7 @@ func theMigration(p *plugin, w *beside.Widgets) migrationv1alpha1.StorageVersion
 	return all[0]
 }
 
-// onlyIn writes a definition of the widgets that has one version, and returns its path.
+// onlyIn writes a CRD of the widgets that has only this version into a file, and returns its path.
 func onlyIn(w *beside.Widgets, version string) string {
 	return w.Server.Cluster.Write("only-"+version+".yaml", `apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition

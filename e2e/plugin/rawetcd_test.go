@@ -17,10 +17,10 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
-// TestReadOnlyEtcd has kubectl concord read the etcd of a stock kube-apiserver as a user of etcd
-// that may read the keys under /registry and nothing else: census and keys work, and etcd is at
-// the same revision afterwards. Of a value that is encrypted it tells the key, and that it is
-// needed, with no key of its own.
+// TestReadOnlyEtcd runs kubectl concord on the etcd of a stock kube-apiserver, as a user of etcd
+// that may only read the keys under /registry. The commands census and keys work, and etcd is at
+// the same revision afterwards. For an encrypted value the plugin names the key, and says that
+// it is needed, although it has no key itself.
 func TestReadOnlyEtcd(t *testing.T) {
 	ca := cluster.NewAuthority(t, "etcd-ca")
 	endpoint := cluster.StartTLSEtcd(t, ca.Files("etcd"))
@@ -69,7 +69,7 @@ func TestReadOnlyEtcd(t *testing.T) {
 	wantKeys(t, admin, run)
 }
 
-// wantKeys has one value encrypted, and its key told.
+// wantKeys puts an encrypted value into etcd, and expects that the command keys names its key.
 func wantKeys(t *testing.T, admin *clientv3.Client, run func(int, ...string) string) {
 	t.Helper()
 	const key = "aescbc:v1:key1"
@@ -90,7 +90,8 @@ func wantKeys(t *testing.T, admin *clientv3.Client, run func(int, ...string) str
 	}
 }
 
-// grant has etcd ask who its users are: root, and reader, who may read the keys under /registry.
+// grant turns on the authentication of etcd, with the users root and reader; reader may read the
+// keys under /registry.
 func grant(t *testing.T, admin *clientv3.Client) {
 	t.Helper()
 	must := func(_ any, err error) {

@@ -17,7 +17,7 @@ import (
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 )
 
-// failingLists are an API whose lists in v2 fail, so many of them.
+// failingLists is an API in which the first lists in v2 fail, as many as left says.
 type failingLists struct {
 	migrateapi.API
 	left int
@@ -34,8 +34,8 @@ func (f *failingLists) List(ctx context.Context, resource schema.GroupVersionRes
 	return f.API.List(ctx, resource, limit, from)
 }
 
-// TestOnlyAsStored: objects that are stored in v2 already keep fields that v1 lacks, whatever lists in v2 say, and
-// also where v2 is not served: then nothing is migrated.
+// TestOnlyAsStored: objects that are stored in v2 already keep fields that v1 lacks, whatever errors lists in v2
+// return. If v2 is not served, nothing is migrated.
 func TestOnlyAsStored(t *testing.T) {
 	const objects, precious = 30, `"extra":"precious"`
 	c := beside.New(t, itself.Programs)
@@ -58,7 +58,7 @@ func TestOnlyAsStored(t *testing.T) {
 		}
 		return err
 	}
-	// Handlers follow a definition late: an object that came too early is made anew.
+	// A kube-apiserver takes over a changed CRD late: an object that was created too early is created again.
 	first := w.Object(objects)
 	first.SetAPIVersion(beside.V2)
 	first.Object["extra"] = "precious"

@@ -26,13 +26,13 @@ import (
 
 const deployed = "../../deploy/install/controllers-and-guards.yaml"
 
-// seldom are rules that a run like this one does not need: the cases that they are for do not happen.
+// seldom are rules that this test does not need, since the cases that they are for do not happen in it.
 var seldom = []string{
 	"storageversionmigrations/status", // nobody makes a migration of storagemigration.k8s.io
-	"storageversions",                 // stock kube-apiservers do not serve them, which discovery tells
+	"storageversions",                 // stock kube-apiservers do not serve them, as discovery shows
 }
 
-// permission is a rule of the manifests, and where it holds.
+// permission is a rule of the manifests, with the namespace in which it holds.
 type permission struct {
 	rbacv1.PolicyRule
 	namespace string // empty: everywhere
@@ -54,8 +54,7 @@ func permissions(t *testing.T, objects []*unstructured.Unstructured) (all []*per
 	return all
 }
 
-// allows says whether the rule is one that names what the request is for; the rule for
-// everything names nothing.
+// allows says whether the rule names the resource and the verb of a request. A rule for everything names none.
 func (p *permission) allows(e *auditv1.Event) bool {
 	resource := e.ObjectRef.Resource
 	if e.ObjectRef.Subresource != "" {
@@ -66,9 +65,8 @@ func (p *permission) allows(e *auditv1.Event) bool {
 		(len(p.ResourceNames) == 0 || slices.Contains(p.ResourceNames, e.ObjectRef.Name))
 }
 
-// TestDeployedPermissions runs the controllers as the ServiceAccount of the manifests, by a token
-// of its own, with the guards: a whole migration with pruning asks for nothing that is not
-// allowed, and needs every rule.
+// TestDeployedPermissions runs the controllers with a token of the manifests' ServiceAccount, and with
+// the guards: a whole migration with pruning requests nothing that is not allowed, and needs every rule.
 func TestDeployedPermissions(t *testing.T) {
 	t.Parallel()
 	const objects = 50
@@ -132,7 +130,7 @@ func TestDeployedPermissions(t *testing.T) {
 	}
 }
 
-// shows says which of the texts a page does not have.
+// shows returns an error that says which of the texts a page does not have.
 func shows(ctx context.Context, url string, texts ...string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

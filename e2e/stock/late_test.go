@@ -23,15 +23,16 @@ import (
 	"github.com/concord-dev/concord/testbed/ledger"
 )
 
-// under is a request that a kube-apiserver has begun, and whose end has not been sent yet.
+// under is a request that a kube-apiserver has begun to serve, and whose body has not been sent yet.
 type under struct {
 	body  *io.PipeWriter
 	ended chan error
 }
 
-// deleting begins to delete an object through a server. That has chosen the version which it
-// stores when it asks for the body. Of all writes only this one, of a collection, may take as long
-// as the server's --request-timeout says; and where the object has a finalizer it is one.
+// deleting begins to delete an object through a server. When the server asks for the request's
+// body, it has chosen the version in which it will store. A delete of a collection is the only
+// request that writes and may take as long as the server's --request-timeout says; it writes the
+// object if that has a finalizer.
 func deleting(w *beside.Widgets, s *beside.APIServer, i int) *under {
 	t := w.Server.Cluster.T
 	t.Helper()
@@ -73,15 +74,16 @@ func deleting(w *beside.Widgets, s *beside.APIServer, i int) *under {
 
 const deleteOptions = `{"apiVersion":"v1","kind":"DeleteOptions"}`
 
-// send sends the rest of it, which a paused server finds when it goes on.
+// send sends the body of the request, which a paused server reads when it goes on.
 func (u *under) send() error {
 	_, err := io.WriteString(u.body, deleteOptions)
 	return errors.Join(err, u.body.Close())
 }
 
-// A kube-apiserver is paused in the middle of a write that it began before the flip, after all
-// had agreed and everything was migrated and proven. While it is, v1 counts as stored again and
-// nothing is pruned; the object that it writes in v1 when it goes on is migrated before v1 goes.
+// TestPausedInWrite: a kube-apiserver is paused in the middle of a write that it began before the
+// storage version changed, and after that all agreed and everything was migrated and proven. While
+// it is paused, v1 counts as stored again and nothing is pruned. The object that it writes in v1
+// when it is resumed is migrated before v1 is pruned.
 func TestPausedInWrite(t *testing.T) {
 	const objects, late = 50, 7
 	c := beside.New(t, itself.Programs)
@@ -132,7 +134,7 @@ func TestPausedInWrite(t *testing.T) {
 	}
 }
 
-// putsIn counts the puts of a version from now until the function that it returns is called.
+// putsIn counts the puts in a version from now until the function that it returns is called.
 func putsIn(w *beside.Widgets, version string) func() int {
 	t, etcd := w.Server.Cluster.T, w.Server.Cluster.Etcd.Raw
 	t.Helper()
@@ -151,7 +153,7 @@ func putsIn(w *beside.Widgets, version string) func() int {
 	}
 }
 
-// prune says on the definition when its storedVersions are pruned.
+// prune sets the annotation of the CRD that says when its storedVersions are pruned.
 func prune(t *testing.T, w *beside.Widgets, when string) {
 	t.Helper()
 	if err := w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {

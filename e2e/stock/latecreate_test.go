@@ -18,8 +18,9 @@ import (
 	"github.com/concord-dev/concord/e2e/beside/itself"
 )
 
-// A kube-apiserver gives up a create that etcd does not answer, as in a partition. etcd does it much later: after
-// all have agreed on another version, everything was migrated and proven, and directly before the pruning.
+// TestLateCreate: a kube-apiserver gives up a create that etcd does not answer, as in a network partition. etcd
+// executes the create much later: after all have agreed on another version and everything was migrated and
+// proven, and directly before the pruning.
 func TestLateCreate(t *testing.T) {
 	const objects, late = 50, 50
 	c := beside.New(t, itself.Programs)
@@ -65,8 +66,8 @@ func TestLateCreate(t *testing.T) {
 	}
 }
 
-// holding is a proxy of a socket that holds back what a connection brings from the first request on that has this
-// text, until it is released, and what comes after that request for ever.
+// holding is a proxy of a unix socket. It holds back the first request that contains this text, and all that
+// follows on the same connection. When the request is released it is passed on; what follows never is.
 type holding struct {
 	net.Listener
 	to   string // its path
@@ -106,7 +107,7 @@ func (h *holding) serve() {
 		}()
 		go func() {
 			if pump(to, from, h.held) != nil {
-				return // the request was released: etcd has it alone
+				return // the request was released; nothing after it goes to etcd
 			}
 			_ = to.Close()
 		}()
@@ -115,7 +116,7 @@ func (h *holding) serve() {
 
 var errReleased = errors.New("released")
 
-// held holds the first bytes back that have the text.
+// held waits, at the first bytes that contain the text, until they are released.
 func (h *holding) held(chunk []byte) error {
 	if !bytes.Contains(chunk, h.text) || h.met.Swap(true) {
 		return nil
@@ -124,7 +125,8 @@ func (h *holding) held(chunk []byte) error {
 	return errReleased
 }
 
-// pump copies until an end, or an error of seen, after which it copies no more than what it has seen.
+// pump copies until the connection ends or seen returns an error; then it still copies the bytes that seen was
+// given, and no more.
 func pump(to, from net.Conn, seen func([]byte) error) error {
 	chunk := make([]byte, 1<<16)
 	for {

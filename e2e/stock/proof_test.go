@@ -18,7 +18,7 @@ import (
 	"github.com/concord-dev/concord/e2e/beside/itself"
 )
 
-// unsteady has admission change widgets at every write.
+// unsteady creates a MutatingAdmissionPolicy that changes widgets at every update.
 func unsteady(w *beside.Widgets) (remove func()) {
 	s, t := w.Server, w.Server.Cluster.T
 	t.Helper()
@@ -76,8 +76,8 @@ func unsteady(w *beside.Widgets) (remove func()) {
 	}
 }
 
-// Where objects change with every write nothing is proven, and so nothing pruned, and the
-// migration says why. It is not made again before long, but for people.
+// TestUnproven: if objects change with every write, nothing is proven, so nothing is pruned, and
+// the migration says why. It is not made again for a long time, except for users that ask for it.
 func TestUnproven(t *testing.T) {
 	const objects = 20
 	c := beside.New(t, itself.Programs)

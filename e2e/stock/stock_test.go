@@ -23,8 +23,9 @@ import (
 	"github.com/concord-dev/concord/stock"
 )
 
-// A custom resource is flipped from v1 to v2 under writers, and the controllers are killed in
-// the middle: all objects are migrated, it is proven, storedVersions is pruned, and v1 can go.
+// TestFlip: the storage version of a custom resource changes from v1 to v2 while clients write,
+// and the controllers are killed in the middle. All objects are migrated, this is proven,
+// storedVersions is pruned, and v1 can be removed.
 func TestFlip(t *testing.T) {
 	const objects = 500
 	c := beside.New(t, itself.Programs)
@@ -87,7 +88,7 @@ func TestFlip(t *testing.T) {
 	}
 }
 
-// apply has server-side apply write a widget.
+// apply writes a widget by server-side apply.
 func apply(w *beside.Widgets, version string) {
 	t := w.Server.Cluster.T
 	t.Helper()
@@ -99,8 +100,8 @@ func apply(w *beside.Widgets, version string) {
 	}
 }
 
-// A kube-apiserver that is paused does not say what it stores: nothing is agreed on, migrated
-// or pruned, and the StorageState says for whose sake, until it goes on.
+// TestPaused: a paused kube-apiserver does not say what it stores. Until it is resumed nothing
+// is agreed on, migrated or pruned, and the StorageState names this server.
 func TestPaused(t *testing.T) {
 	const objects = 100
 	c := beside.New(t, itself.Programs)
@@ -137,8 +138,8 @@ func TestPaused(t *testing.T) {
 	w.AwaitPruned(objects)
 }
 
-// An object that cannot be written is named, all others are migrated, and storedVersions keeps
-// the version that it is in.
+// TestBadObject: an object that cannot be written is named, all others are migrated, and
+// storedVersions keeps the version that this object is in.
 func TestBadObject(t *testing.T) {
 	const objects, bad = 100, 42
 	c := beside.New(t, itself.Programs)
@@ -183,7 +184,7 @@ func TestBadObject(t *testing.T) {
 	if err := w.TakeOut(); err == nil {
 		t.Error("v1 could be taken out although an object is stored in it")
 	}
-	// When the object is put right, the rest follows by itself.
+	// When the object is corrected, everything else follows by itself.
 	patch := []byte(`{"mandatory":"at last"}`)
 	if _, err := a.Dynamic().Resource(w.In("v1")).Namespace(beside.Namespace).Patch(t.Context(), beside.ObjectName(bad), types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
@@ -191,7 +192,7 @@ func TestBadObject(t *testing.T) {
 	w.AwaitPruned(objects)
 }
 
-// With --mirror a migration of Kubernetes' own API is done, and says so.
+// TestMirror: with --mirror a migration of Kubernetes' own API is done, and its status says so.
 func TestMirror(t *testing.T) {
 	const objects = 20
 	c := beside.New(t, itself.Programs)

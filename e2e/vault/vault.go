@@ -19,14 +19,14 @@ import (
 	"k8s.io/kms/pkg/service"
 )
 
-// Vault is the remote KMS behind all plugins. It has a key for every ID it is asked to
-// encrypt with, until that is destroyed.
+// Vault is the remote KMS behind all plugins. It has a key for every ID with which a plugin has
+// encrypted, until Destroy.
 type Vault struct {
 	mu   sync.Mutex
 	keys map[string]cipher.AEAD
 }
 
-// NewVault returns one without keys.
+// NewVault returns a vault without keys.
 func NewVault() *Vault { return &Vault{keys: map[string]cipher.AEAD{}} }
 
 // Key returns the key of an ID, which is made if there is none yet and make is set.
@@ -57,9 +57,9 @@ func (v *Vault) Destroy(id string) {
 // up again.
 type Plugin struct {
 	t testing.TB
-	// Vault has its keys.
+	// Vault has the plugin's keys.
 	Vault *Vault
-	// Path is of its socket.
+	// Path is the path of the plugin's socket.
 	Path string
 
 	mu     sync.Mutex
@@ -67,7 +67,7 @@ type Plugin struct {
 	server *grpc.Server
 }
 
-// Start starts one whose key has the ID. It ends with the test.
+// Start starts a plugin that encrypts with the key of this ID. It ends with the test.
 func Start(t testing.TB, v *Vault, id string) *Plugin {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "kms") // short enough for a socket
@@ -81,7 +81,7 @@ func Start(t testing.TB, v *Vault, id string) *Plugin {
 	return p
 }
 
-// Start has it serve, again after Stop.
+// Start makes the plugin serve, also again after Stop.
 func (p *Plugin) Start() {
 	p.t.Helper()
 	listener, err := net.Listen("unix", p.Path)
@@ -96,21 +96,21 @@ func (p *Plugin) Start() {
 	go func() { _ = server.Serve(listener) }()
 }
 
-// Stop ends it until it is started again.
+// Stop ends the plugin until it is started again.
 func (p *Plugin) Stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.server.Stop()
 }
 
-// Turn has it encrypt with another key.
+// Turn makes the plugin encrypt with another key.
 func (p *Plugin) Turn(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.id = id
 }
 
-// Current is the ID of the key that it encrypts with.
+// Current is the ID of the key with which the plugin encrypts.
 func (p *Plugin) Current() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package itself has a test binary double as the programs that its tests run: Kubernetes' own
+// Package itself lets a test binary run as the programs that its tests need: Kubernetes' own
 // kube-apiserver, and concord controllers.
 package itself
 
@@ -35,7 +35,7 @@ func Main(m *testing.M) {
 	cluster.Main(m)
 }
 
-// started is the argument of controllers: how they are started.
+// started says how the controllers are started; it is their argument, in JSON.
 type started struct {
 	Access beside.Access
 	Config stock.Config
@@ -51,7 +51,7 @@ func runControllers(ctx context.Context, args []string) error {
 	return stock.Run(ctx, s.Config)
 }
 
-// Programs are the test binary in its roles.
+// Programs run the test binary in these roles.
 var Programs = beside.Programs{
 	APIServer: func(flags ...string) *exec.Cmd { return process.Self(apiserverRole, flags...) },
 	Controllers: func(a beside.Access, c stock.Config) *exec.Cmd {
@@ -63,9 +63,9 @@ var Programs = beside.Programs{
 	},
 }
 
-// Quick are controllers that wait no longer than tests need: their writers' requests take
-// milliseconds. A kube-apiserver has the ordinary time to answer, since one that a busy machine
-// keeps from answering ends the agreement.
+// Quick returns settings with which the controllers wait no longer than tests need: the
+// requests of a test's writers take milliseconds. A kube-apiserver has the usual time to
+// answer, since the agreement ends if a busy machine keeps one from answering.
 func Quick() stock.Config {
 	return stock.Config{
 		Settle: 3 * time.Second, Poll: 2 * time.Second, InstallDefinitions: true,

@@ -4,12 +4,11 @@
 //
 //	derive <minor release> <types>=<clients>...
 //
-// <types> is a folder with one folder for each version of each group, such as k8s.io/api,
-// and <clients> that of the typed clients for them, which know how resources are called.
-// A version is served from the release that introduced it until the one that removed it,
-// both by the module's generated APILifecycle methods (types without them are stable and
-// stay). Betas are off: kube-apiserver has enabled no new one by default since 1.24, and
-// of those before none is left in 1.34.
+// <types> is a folder with one folder for each version of each group, such as k8s.io/api, and <clients>
+// the folder of the typed clients for them, which contain the names of the resources. A version is
+// served from the release that introduced it until the one that removed it, both by the module's
+// generated APILifecycle methods (types without them are stable and stay). Betas are off: kube-apiserver
+// has enabled no new one by default since 1.24, and none of those before is left in 1.34.
 package main
 
 import (
