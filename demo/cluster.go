@@ -20,7 +20,7 @@ const (
 	startLimit = 60 * time.Second
 	// stopLimit bounds how long a server may take to end after SIGTERM.
 	stopLimit = 45 * time.Second
-	// readyPause is the time between two questions whether a server is ready.
+	// readyPause is the time between two checks whether a server is ready.
 	readyPause = 100 * time.Millisecond
 )
 
@@ -93,8 +93,8 @@ func newCluster(cfg Config) (*cluster, error) {
 	return c, nil
 }
 
-// start starts the etcd, watches it, and starts the servers one after the other until all are ready. One at a time,
-// their registrations can be distinguished.
+// start starts the etcd, watches it, and starts the servers one after the other until all are ready. The servers
+// start one at a time, so that their registrations can be told apart.
 func (c *cluster) start(ctx context.Context) error {
 	if err := c.EmbedEtcd(ctx); err != nil {
 		return err

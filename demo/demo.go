@@ -47,8 +47,7 @@ type Config struct {
 	LeaseDuration time.Duration
 	// Progress receives the live view: redrawn if it is a terminal, else as plain lines.
 	Progress io.Writer
-	// Done, if set, is called with the result while the cluster still runs; the cluster
-	// is taken away when it returns.
+	// Done, if set, is called with the result while the cluster still runs; the cluster is removed when it returns.
 	Done func(ctx context.Context, report Report, kubeconfig string)
 }
 
@@ -82,9 +81,9 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// Run runs the demo and takes away every process and file that it made, also when ctx
-// ends early. An error means that the demo could not be carried through and nothing is
-// proven; Report.Pass says whether everything was as it must be.
+// Run runs the demo and removes every process and file that it made, also when ctx ends early. An
+// error means that the demo could not be carried through and nothing is proven; Report.Pass says
+// whether everything was as it must be.
 func Run(ctx context.Context, cfg Config) (report Report, err error) {
 	cfg, err = cfg.withDefaults()
 	if err != nil {

@@ -15,8 +15,8 @@ const (
 	paused faultKind = "paused"
 )
 
-// fault is a time in which the demo keeps a server from serving, until it is ready
-// again. A zero end means that it lasts.
+// fault is a time in which the demo keeps a server from serving, until it is ready again. A zero end means that the
+// fault has not ended.
 type fault struct {
 	server   string
 	kind     faultKind
@@ -31,8 +31,8 @@ func (f fault) overlaps(from, to time.Time) bool {
 // was sent, so it is not a write error: the client went on to the next server.
 const absent = "no connection to the server being restarted"
 
-// excuse returns why a failed attempt is as it must be, or "" if it must not have
-// happened: a retriable 503, a broken connection to a killed or paused server, or absent.
+// excuse returns why a failed attempt was to be expected, or "" if it must not have happened. It excuses a retriable
+// 503, a broken connection to a killed or paused server, and absent.
 func excuse(f load.Failure, faults []fault) string {
 	if f.Outcome == load.Unavailable {
 		return string(load.Unavailable)

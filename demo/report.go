@@ -39,14 +39,14 @@ type Report struct {
 	LongestWriteStallSeconds float64 `json:"longestWriteStallSeconds"`
 	LongestWriteStallByStep  []Stall `json:"longestWriteStallByStep"`
 
-	// DeadConnectionSeconds is after how long a silence a writer gives a connection up, and
-	// with it the server: as long as that it may stall on a server that is paused.
+	// DeadConnectionSeconds is how long a connection may be silent until a writer gives up the connection and the
+	// server. A write to a server that is paused may stall for that long.
 	DeadConnectionSeconds float64 `json:"deadConnectionSeconds"`
 
 	// WritesAfterDeclaredGone is how many writes of the paused server were committed
 	// between the deletion of its identity Lease and its next report.
 	WritesAfterDeclaredGone int64 `json:"writesAfterDeclaredGone"`
-	// WritesHeldByPause is how many requests were in flight in it when it was resumed,
+	// WritesHeldByPause is how many requests were in flight in the paused server when it was resumed,
 	// HeldWritesByAnswer how many of them got each answer then.
 	WritesHeldByPause  int64            `json:"writesHeldByPause"`
 	HeldWritesByAnswer map[string]int64 `json:"heldWritesByAnswer"`
@@ -79,7 +79,8 @@ type Storage struct {
 	Resource string `json:"resource"`
 	// Agreement is the encoding that all servers write, empty if they differ.
 	Agreement string `json:"agreement"`
-	// StoredSet has the encodings that stored objects may be in, and Hashes the same as the API has it.
+	// StoredSet has the encodings that stored objects may be in; Hashes are the hashes of these encodings, as the API
+	// has them.
 	StoredSet []string `json:"storedSet"`
 	Hashes    []string `json:"persistedStorageVersionHashes"`
 }

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/term"
 )
 
-// redraw is the time between two looks at the state that is shown.
+// redraw is the time between two updates of the view.
 const redraw = 200 * time.Millisecond
 
 // screen shows the live view: redrawn in a terminal, else one line for each change.
@@ -64,8 +64,7 @@ func (s *screen) show(ctx context.Context, look func() snapshot) (stop func()) {
 	}
 }
 
-// update shows a snapshot. Output that cannot be written is not shown: the verdict does not
-// depend on it.
+// update shows a snapshot. An error of the output is ignored, because the verdict does not depend on the view.
 func (s *screen) update(now snapshot) {
 	if s.size != nil {
 		width, height := s.size()

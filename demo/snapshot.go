@@ -69,7 +69,7 @@ func (r *run) snapshot() snapshot {
 	return s
 }
 
-// see takes in what is in etcd.
+// see adds to the snapshot what etcd holds.
 func (s *snapshot) see(w *world, processes []*serverProcess) {
 	var servers []agree.ServerID
 	for _, p := range processes {
@@ -280,7 +280,7 @@ func identified(p serverLine) string {
 	return fmt.Sprintf(", release %s, ID %s", p.release, p.id)
 }
 
-// words says all of a resource's line, of its progress only every tenth part.
+// words describes a resource's line, with its progress in steps of ten percent.
 func (l resourceLine) words(servers []serverLine) string {
 	var writes []string
 	for i, version := range l.writes {

@@ -167,7 +167,7 @@ func TestNumber(t *testing.T) {
 	}
 }
 
-// childVariable makes the test binary a server that fails.
+// childVariable is the environment variable that makes the test binary a server that fails.
 const childVariable = "CONCORD_DEMO_TEST_CHILD"
 
 func TestMain(m *testing.M) {
@@ -182,7 +182,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// TestRunReportsAServerThatDoesNotStart asserts that nothing is left behind, too.
+// TestRunReportsAServerThatDoesNotStart also checks that nothing is left behind.
 func TestRunReportsAServerThatDoesNotStart(t *testing.T) {
 	t.Setenv(childVariable, "failing")
 	dir := t.TempDir()

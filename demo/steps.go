@@ -42,7 +42,7 @@ type step struct {
 	do     func(context.Context) error
 }
 
-// lastStep is the number of the step that proves.
+// lastStep is the number of the last step, prove.
 const lastStep = 5
 
 // run is one run of the demo: the shell around world, workload and judge.
@@ -52,7 +52,7 @@ type run struct {
 	work    *load.Journal
 	loaded  atomic.Int64
 	began   time.Time
-	stop    func() // the writers
+	stop    func() // stops the writers
 
 	mu     sync.Mutex
 	step   step
@@ -77,8 +77,8 @@ func (r *run) list() []step {
 	}
 }
 
-// steps carries the demo through and returns the facts. A step that does not come to
-// its end in time ends the demo early, which is a fact; any other error is one.
+// steps runs all steps and returns the facts. A step that does not end in time ends the demo early,
+// and this is recorded as a fact; any other failure is an error.
 func (r *run) steps(ctx context.Context) (facts, error) {
 	defer func() { r.stop() }()
 	r.enter(step{number: 1, name: "start", title: "start an etcd and three servers, release " + oldRelease})
@@ -337,7 +337,7 @@ func (r *run) pause(ctx context.Context) error {
 	return nil
 }
 
-// id is that of a server's last registration.
+// id returns the ID of a server's last registration.
 func (r *run) id(name string) (id agree.ServerID) {
 	r.cluster.watch.With(func(w *world) { id = w.ids[name] })
 	return id

@@ -119,8 +119,8 @@ func judge(f facts) Report {
 	return r
 }
 
-// faultsOfWrites: no acknowledged write is lost, and every write error is a retriable
-// 503 or a broken connection to a server that was made to break it.
+// faultsOfWrites checks that no acknowledged write is lost, and that every write error is a
+// retriable 503 or a broken connection to a server that was made to break it.
 func faultsOfWrites(f facts, unexcused []string) []string {
 	var reasons []string
 	if n := len(f.Lost); n > 0 {
@@ -149,8 +149,8 @@ func judgeFailures(failures []load.Failure, faults []fault) (counts map[string]i
 	return counts, unexcused
 }
 
-// faultsOfCensus: everything stored can be read, and each resource is stored in the one
-// encoding that its servers agree on, which for the demo's resources is known beforehand.
+// faultsOfCensus checks that everything stored can be read, and that each resource is stored in the one
+// encoding that its servers agree on. For the demo's own resources this encoding is known beforehand.
 func faultsOfCensus(f facts) []string {
 	var reasons []string
 	if n := len(f.Census.Unknown); n > 0 {
@@ -186,8 +186,8 @@ func faultsOfCensus(f facts) []string {
 	return reasons
 }
 
-// faultsOfStorage: agreement of exactly the running servers, and stored sets and
-// storedVersions that are exact.
+// faultsOfStorage checks that exactly the running servers agree, and that stored sets and
+// storedVersions are exact.
 func faultsOfStorage(f facts) []string {
 	var reasons []string
 	if lack := f.World.unsettled(f.Servers, workload.Expected); lack != "" {
@@ -202,8 +202,8 @@ func faultsOfStorage(f facts) []string {
 	return reasons
 }
 
-// faultsOfBurial: agreement recovers from the kill and the pause, and the paused server
-// writes nothing between its burial and its new registration.
+// faultsOfBurial checks that the servers agree again after the kill and after the pause, and
+// that the paused server writes nothing between its burial and its new registration.
 func faultsOfBurial(f facts, late []written) []string {
 	var reasons []string
 	if f.AfterKill < 0 {
@@ -243,7 +243,7 @@ func lateWrites(journal []written, b *burial) []written {
 	return late
 }
 
-// hashes are the stored set as stock clients read it.
+// hashes returns the stored set as storage version hashes, as stock clients read it.
 func hashes(r *ledger.Resource) []string {
 	if r.State == nil {
 		return nil
@@ -251,7 +251,7 @@ func hashes(r *ledger.Resource) []string {
 	return r.State.Status.PersistedStorageVersionHashes
 }
 
-// listed is a list that is never nil.
+// listed returns a copy of a list. The copy is never nil.
 func listed(list []string) []string { return append([]string{}, list...) }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -26,8 +26,7 @@ type burst struct {
 	first, last time.Time
 }
 
-// written is one write of a writer's object that etcd committed; rewrites of the same
-// content are none.
+// written is a write of a writer's object that etcd has committed. A rewrite of the same content is not one.
 type written struct {
 	revision int64
 	key      load.Key
@@ -41,7 +40,7 @@ const root = storedsets.DefaultPrefix + "/"
 // were clients' writes or rewrites. apply derives what has changed from the values alone.
 type world struct {
 	*ledger.Ledger
-	broken error // why not everything was seen
+	broken error // why the world is incomplete
 
 	ids       map[string]agree.ServerID // of each server's last registration
 	expecting []string                  // servers that will register, in this order
@@ -60,11 +59,11 @@ func (w *world) expect(server string) {
 	delete(w.ids, server)
 }
 
-// apply takes an event in.
+// apply adds an event to the world.
 func (w *world) apply(e ledger.Event) {
 	c, err := w.Read(e)
 	if errors.Is(err, ledger.ErrNoObject) && !strings.HasPrefix(path.Base(e.Key), workload.WriterPrefix) {
-		return // the census tells
+		return // the census counts such values
 	}
 	if err == nil && c != nil {
 		w.Apply(c)
@@ -133,7 +132,7 @@ func (w *world) rewritten(gr schema.GroupResource, now time.Time) {
 	w.bursts = append(w.bursts, burst{resource: gr, objects: 1, first: w.since(gr, now), last: now})
 }
 
-// since returns when the migration that rewrites began to run, at most now.
+// since returns when the newest running migration of the resource began to run, or now if there is none.
 func (w *world) since(gr schema.GroupResource, now time.Time) time.Time {
 	first, order := now, -1
 	for _, m := range w.Migrations {
@@ -144,7 +143,7 @@ func (w *world) since(gr schema.GroupResource, now time.Time) time.Time {
 	return first
 }
 
-// rate returns how many objects were rewritten, and how many per second while it lasted.
+// rate returns how many objects were rewritten, and how many per second while rewrites went on.
 func rate(bursts []burst) (objects int64, perSecond float64) {
 	var lasted time.Duration
 	for _, b := range bursts {
@@ -251,7 +250,8 @@ func (w *world) where(lacks func(schema.GroupResource, *ledger.Resource) string)
 	return some(found)
 }
 
-// sorted are the resources that have, or had, a StorageVersion or a StorageState, or have a CustomResourceDefinition.
+// sorted returns the resources that have, or had, a StorageVersion or a StorageState, or have a
+// CustomResourceDefinition.
 func (w *world) sorted() []schema.GroupResource {
 	var found []schema.GroupResource
 	for gr, r := range w.Resources {

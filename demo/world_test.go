@@ -24,7 +24,7 @@ import (
 	"github.com/concord-dev/concord/testbed/load"
 )
 
-// Where what API servers share is stored.
+// The prefixes of the keys of the objects that API servers share.
 const (
 	versionsPrefix = root + "storageversions/"
 	leasesPrefix   = root + "leases/" + storageversion.IdentityNamespace + "/"
@@ -32,7 +32,7 @@ const (
 	svmPrefix      = root + migrationv1alpha1.GroupName + "/storageversionmigrations/"
 )
 
-// prefixOf returns where a resource's objects are stored: custom resources have their
+// prefixOf returns the prefix of the keys of a resource's objects; custom resources have their
 // group in the key.
 func prefixOf(gr schema.GroupResource) string {
 	if gr == workload.Gadgets {
@@ -125,7 +125,7 @@ func TestWorldFollowsServers(t *testing.T) {
 	if _, ok := h.world.registered("server-1"); ok || h.world.Servers["id1"].Gone != h.revision {
 		t.Error("server-1 is registered without a Lease")
 	}
-	// It registers anew although nobody expected it: its Lease was deleted.
+	// The server registers again although that was not expected, because its Lease was deleted.
 	h.lease("id3", "1.36")
 	if id, ok := h.world.registered("server-1"); !ok || id != "id3" {
 		t.Errorf("server-1 is %q, %v", id, ok)

@@ -33,7 +33,7 @@ var (
 	moving   = regexp.MustCompile(`^(?:gadgets|mutatingadmission)`)
 )
 
-// shortened leaves lines out.
+// shortened returns the text without the lines that are left out.
 func shortened(text string) string {
 	var kept strings.Builder
 	seen := map[string]bool{}

@@ -32,8 +32,8 @@ type fakeStore struct {
 	marks map[string]load.Mark
 }
 
-// fakeServer answers as an API server does, after the faults in its script: each write
-// takes one word, and when there is none left it answers.
+// fakeServer answers as an API server does, with the faults in its script: each write uses up
+// one word, and when there is none left the server answers normally.
 //
 //	refuse  503 with Retry-After in the body
 //	drain   503 with Retry-After in the header

@@ -1,5 +1,5 @@
-// Package workload is the demo's clients: the objects that they write, the marks that their
-// writes leave, what servers answered, and whether all that was acknowledged is there in the end.
+// Package workload is the demo's clients: the objects that they write, the marks that their writes leave, what servers
+// answered, and whether everything acknowledged is there in the end.
 package workload
 
 import (
@@ -28,10 +28,10 @@ const (
 	loaders = 48
 	// holders is how many clients have a request in flight in the server that is paused.
 	holders = 16
-	// holdTimeout is how long those wait for their answer.
+	// holdTimeout is how long these clients wait for their answers.
 	holdTimeout = 2 * time.Minute
-	// writeTimeout is how long a client waits for an answer on a connection that lives. It
-	// is longer than a server makes a custom resource's write wait before it answers 503.
+	// writeTimeout is how long a client waits for an answer on a connection that is not broken. It is longer than a
+	// server makes a custom resource's write wait before it answers 503.
 	writeTimeout = 15 * time.Second
 )
 
@@ -83,8 +83,7 @@ func (c *client) write(ctx context.Context, o *object) error {
 	}
 }
 
-// try makes one attempt at one server. If the one before may have been carried out, it
-// looks first.
+// try makes one attempt at one server. If the attempt before may have been carried out, it reads the object first.
 func (c *client) try(ctx context.Context, at *Endpoint, version string, o *object, doubtful bool) (done, doubt bool, err error) {
 	timed, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
@@ -218,8 +217,8 @@ func Load(ctx context.Context, count int, endpoints []*Endpoint, work *load.Jour
 	return context.Cause(ctx)
 }
 
-// Held are clients of one server that wait for their answers for a long time, so that
-// requests of theirs are in flight in it when it is paused, and still when it is resumed.
+// Held are clients of one server that wait for their answers for a long time. So requests of theirs are in flight in
+// the server when it is paused, and still when it is resumed.
 type Held struct {
 	stopping atomic.Bool
 	cancel   context.CancelFunc
