@@ -34,8 +34,8 @@ type flips struct {
 	objects dynamic.ResourceInterface
 	cancel  context.CancelFunc
 	ended   chan struct{}
-	// Once ended is closed: how often the storage version changed and all objects were migrated,
-	// how long the slowest took, and what went wrong.
+	// done, slowest and err are set once ended is closed: how often the storage version changed and
+	// all objects were migrated, how long the slowest change took, and what went wrong.
 	done    int
 	slowest time.Duration
 	err     error

@@ -10,7 +10,7 @@ import (
 // verdict is the result of the runs of the control planes together.
 type verdict struct {
 	rows []row
-	// counts are by plane.
+	// counts has the counts of each control plane.
 	counts map[string]*count
 	judged []string // the planes that have results
 	broken []string

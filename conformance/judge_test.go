@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// TestRule has one spec of every fate on stock and on ours.
+// TestRule has a spec with each combination of outcomes on stock and on ours.
 func TestRule(t *testing.T) {
 	passed, failed := outcome{ran: true, passed: true, attempts: 1}, outcome{ran: true, attempts: 2, message: "boom", place: "a.go:1"}
 	itself := outcome{ran: true, skippedItself: "only for gce"}

@@ -135,7 +135,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return errors.Join(failed, err, judge(chosen, skipped, results).publish(stdout, filepath.Join(o.dir, "table.md")))
 }
 
-// readReports reads the reports of the runs, those of today and, of other planes, earlier ones.
+// readReports reads the reports of today's runs, and the earlier reports of the other control planes.
 func readReports(o options) (map[string]outcomes, error) {
 	results, failed := map[string]outcomes{}, error(nil)
 	for _, plane := range planes {

@@ -28,7 +28,7 @@ const serviceRange = "10.0.0.0/16"
 // refuses to publish as their endpoint.
 const advertised = "192.0.2.1"
 
-// controlPlane is an API server with all that it needs to be whole, but nodes.
+// controlPlane is an API server with everything that a control plane needs, but without nodes.
 type controlPlane struct {
 	*cluster.Cluster
 	name     string
@@ -108,7 +108,7 @@ func (c *controlPlane) serve(ctx context.Context, name string, command func(*clu
 	return c.server.AwaitReady(ctx, 3*time.Minute)
 }
 
-// kube is the stock kube-apiserver, or ours with the same flags.
+// kube returns the command of the stock kube-apiserver, or of ours with the same flags.
 func (c *controlPlane) kube(s *cluster.Server, certificates *pki.Certificates) *exec.Cmd {
 	args := append(cluster.CertificateFlags(certificates),
 		"--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(s.Port), "--advertise-address="+advertised,
@@ -155,7 +155,7 @@ func (c *controlPlane) createOwnService(ctx context.Context) error {
 	return err
 }
 
-// stop ends all processes. Those that have ended before were not meant to.
+// stop ends all processes. It is an error if one of them has ended before.
 func (c *controlPlane) stop() error {
 	var errs []error
 	for _, p := range c.Runs() {

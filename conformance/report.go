@@ -10,18 +10,19 @@ import (
 
 // outcome is the result of a spec on one control plane.
 type outcome struct {
-	// ran is whether it was started at all, by the flags and the list of those left out.
+	// ran says whether the spec was started at all, and not left out by the flags or the list
+	// of skipped specs.
 	ran    bool
 	passed bool
 	// attempts is how often it was started.
 	attempts int
-	// skippedItself says why a spec that was started thought that it does not apply.
+	// skippedItself says why a spec that was started has skipped itself.
 	skippedItself string
-	// message and place are of a failure.
+	// message and place are those of a failure.
 	message, place string
 }
 
-// outcomes are by the name of the spec.
+// outcomes has the outcome of each spec by its name.
 type outcomes map[string]outcome
 
 func (o outcomes) names() []string {
@@ -33,7 +34,7 @@ func (o outcomes) names() []string {
 	return names
 }
 
-// report is the part that is read of ginkgo's report of a run.
+// report is the part of ginkgo's report of a run that is read here.
 type report struct{ SpecReports []specReport }
 
 type specReport struct {
@@ -75,12 +76,12 @@ func readReport(path string) (outcomes, error) {
 	return result, nil
 }
 
-// failed says whether a spec was run and went wrong, be it that it was interrupted.
+// failed says whether a spec was run and went wrong, which it also did if it was interrupted.
 func (s specReport) failed() bool {
 	return s.State != "passed" && s.State != "skipped" && s.State != "pending"
 }
 
-// add adds a spec. Where two bear the same name, both have to pass.
+// add adds the outcome of a spec. If two specs have the same name, both have to pass.
 func (o outcomes) add(spec specReport) {
 	name := strings.Join(strings.Fields(strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")), " ")
 	next := outcome{

@@ -14,14 +14,14 @@ type skipList struct {
 }
 
 type skip struct {
-	// plane is the only one on which the spec is not run; empty: it is not run on any.
+	// plane is the only control plane on which the spec is not run; empty: it is not run on any.
 	plane        string
 	name, reason string
 }
 
-// readSkipped reads a list of specs that are not run. It has sections: a line
-// "== <plane or all>: <reason>" and the full names of the specs, one on a line. Empty lines and
-// those that begin with # say nothing.
+// readSkipped reads a list of specs that are not run. It has sections: a line "== <plane or
+// all>: <reason>" and the full names of the specs, one on a line. Empty lines and those that
+// begin with # are ignored.
 func readSkipped(path string) (*skipList, error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -64,7 +64,7 @@ func parseSection(head string) (skip, error) {
 	return skip{plane: plane, reason: reason}, nil
 }
 
-// check refuses names that no spec bears, and names that stand there twice for one plane.
+// check refuses names that no spec has, and names that are listed twice for one control plane.
 func (l *skipList) check(all []string) error {
 	seen := map[string]string{}
 	for _, e := range l.entries {
@@ -79,12 +79,12 @@ func (l *skipList) check(all []string) error {
 	return nil
 }
 
-// rest are the specs that are run on a plane.
+// rest returns the specs that are run on a control plane.
 func (l *skipList) rest(all []string, plane string) []string {
 	return slices.DeleteFunc(slices.Clone(all), func(name string) bool { return l.reason(plane, name) != "" })
 }
 
-// reason says why a spec is not run on a plane; empty: it is.
+// reason says why a spec is not run on a control plane; empty if it is run.
 func (l *skipList) reason(plane, name string) string {
 	for _, e := range l.entries {
 		if e.name == name && (e.plane == "" || e.plane == plane) {

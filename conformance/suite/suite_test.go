@@ -50,7 +50,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// focus has ginkgo run the specs that a file lists. Names are too many for its own flag.
+// focus makes ginkgo run the specs that a file lists. There are too many names for ginkgo's own flag.
 func focus(path string) error {
 	if path == "" {
 		return nil
