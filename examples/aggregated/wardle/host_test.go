@@ -42,8 +42,8 @@ type host struct {
 	cluster *cluster.Cluster
 }
 
-// startHost runs a kube-apiserver, whose command and first arguments are given, and lets
-// wardle do in it what rbac.yaml says.
+// startHost runs a kube-apiserver by this command and first arguments, and gives the user
+// wardle the rights in rbac.yaml.
 func startHost(t *testing.T, command ...string) *host {
 	t.Helper()
 	c := cluster.New(t)
@@ -111,7 +111,7 @@ func (h *host) permit(manifest string) {
 	}
 }
 
-// route has the host send requests for flunders to a server on this port.
+// route makes the host send requests for flunders to a server on this port.
 func (h *host) route(port int) {
 	h.t.Helper()
 	const namespace, name = "wardle", "api"
@@ -144,7 +144,7 @@ func (h *host) route(port int) {
 var slow = flag.Bool("slow", false, "also run the tests with real hosts, etcds and replicas, which take minutes")
 
 func TestMain(m *testing.M) {
-	cluster.Serve() // before flags are read: a process that is not the tests has others
+	cluster.Serve() // before flags are parsed: a process in another role has other flags
 	flag.Parse()
 	cluster.Main(m)
 }
@@ -203,7 +203,7 @@ func (s *deployment) start(name, version string) *replica {
 	return r
 }
 
-// restart ends a replica in good order and has it store flunders in another version.
+// restart stops a replica in an orderly way, and starts it so that it stores flunders in another version.
 func (r *replica) restart(version string) {
 	r.Terminate()
 	r.version = version
@@ -217,7 +217,7 @@ func (r *replica) endpoint() load.Endpoint {
 
 var registered = regexp.MustCompile(`"Registered".* logger="member" server="(apiserver-[0-9a-f]+)"`)
 
-// ids are the identities that the replicas had in their own etcd.
+// ids returns the IDs under which the replicas have registered in their own etcd.
 func (s *deployment) ids() map[string][]agree.ServerID {
 	ids := map[string][]agree.ServerID{}
 	for _, r := range s.started {
@@ -228,7 +228,8 @@ func (s *deployment) ids() map[string][]agree.ServerID {
 	return ids
 }
 
-// flunderLoad writes flunders, whose text is in a label: it looks the same in all versions.
+// flunderLoad returns the flunders that clients write. The text is in a label, which looks the
+// same in all versions.
 func flunderLoad() load.Resource {
 	labels := func(text string) map[string]any { return map[string]any{"text": strings.ReplaceAll(text, " ", "-")} }
 	return load.Resource{

@@ -22,10 +22,10 @@ import (
 // settle is how long replicas and host may take to agree and to migrate.
 const settle = 90 * time.Second
 
-// Replicas are rolled from v1alpha1 to v1beta1 under writers. The first one is paused in
-// mid-write, and resumed when all others agree on v1beta1, in their own etcd and in the host,
-// and the host has migrated the objects that there were: the writes that it had begun in v1alpha1
-// are not made, and of its writes after that the host knows.
+// testRoll: replicas are rolled from v1alpha1 to v1beta1 while clients write. The first one is
+// paused in the middle of writes. It is resumed when all others agree on v1beta1, in their own etcd
+// and in the host, and the host has migrated the objects that there were. The writes that it had
+// begun in v1alpha1 are not made, and the host knows of its writes after that.
 func testRoll(t *testing.T) {
 	s := deploy(t, ours(t))
 	a, b := s.start("a", "v1alpha1"), s.start("b", "v1alpha1")
@@ -50,7 +50,7 @@ func testRoll(t *testing.T) {
 	resumed := time.Now()
 	a.Resume()
 	s.waitWritten(writes, a)
-	// It has registered anew, in v1alpha1 as it was told: nobody may think otherwise.
+	// The replica has registered again, with v1alpha1 as it was configured, and the host must know that.
 	if reports := s.host.cluster.Reports(flunders); !slices.ContainsFunc(reports, func(r agree.Report) bool { return r.Encoding == encoding("v1alpha1") }) {
 		t.Errorf("a replica writes v1alpha1 again, and the host has the reports %v", reports)
 	}
@@ -69,7 +69,7 @@ func testRoll(t *testing.T) {
 	s.check()
 }
 
-// write writes through replicas all the time. Clients that wait for one that is paused are patient.
+// write starts clients that write through replicas all the time. They wait for a paused replica for a long time.
 func (s *deployment) write(through ...*replica) *load.Load {
 	config := load.Config{Resources: []load.Resource{flunderLoad()}, Workers: 6, Pause: time.Millisecond, Timeout: 55 * time.Second}
 	for _, r := range through {
@@ -80,7 +80,7 @@ func (s *deployment) write(through ...*replica) *load.Load {
 	return writes
 }
 
-// ours is a host that serves StorageVersions.
+// ours starts a host that serves StorageVersions.
 func ours(t *testing.T) *host {
 	t.Helper()
 	return startHost(t, cluster.Binary(t), "kube-apiserver", "--identity-lease-duration="+cluster.LeaseDuration.String(),
@@ -99,7 +99,8 @@ func (s *deployment) waitWritten(writes *load.Load, r *replica) {
 	})
 }
 
-// waitBuried waits until the host has so many reports. None goes before that in the own etcd.
+// waitBuried waits until the host has this many reports left. A report must not go from the host
+// before it goes from the replicas' own etcd.
 func (s *deployment) waitBuried(left int) {
 	s.t.Helper()
 	cluster.Eventually(s.t, settle, "who is paused is buried", func(context.Context) error {
@@ -114,8 +115,8 @@ func (s *deployment) waitBuried(left int) {
 	})
 }
 
-// waitAgreed waits until the own StorageVersion and the host's name the version, by the
-// reports of so many replicas.
+// waitAgreed waits until the reports of this many replicas agree on the version, in the replicas'
+// own etcd and in the host.
 func (s *deployment) waitAgreed(version string, replicas int) {
 	s.t.Helper()
 	for where, c := range map[string]*cluster.Cluster{"own etcd": s.own, "host": s.host.cluster} {
@@ -142,7 +143,7 @@ func (s *deployment) waitMigrated(version string) {
 	s.t.Logf("migrated to %s after %v", version, took.Round(time.Millisecond))
 }
 
-// wantOnly expects that all flunders in the own etcd are stored in one version.
+// wantOnly expects that all flunders in the replicas' own etcd are stored in one version.
 func (s *deployment) wantOnly(version string) {
 	s.t.Helper()
 	found := s.own.Encodings(flunders)
@@ -171,7 +172,7 @@ func (s *deployment) wantNewIdentity(r *replica, since int64) {
 	})
 }
 
-// check fails the test for every violation in the own etcd and in the host's.
+// check fails the test for every violation in the host's etcd and in the replicas' own.
 func (s *deployment) check() {
 	s.t.Helper()
 	s.host.cluster.Ledger(func(l *audit.Ledger) {
@@ -185,7 +186,7 @@ func (s *deployment) check() {
 	s.wantFenced()
 }
 
-// wantFenced fails the test for every violation in the own etcd.
+// wantFenced fails the test for every violation in the replicas' own etcd.
 func (s *deployment) wantFenced() {
 	s.t.Helper()
 	ids := s.ids()
@@ -223,8 +224,8 @@ func TestTenLines(t *testing.T) {
 
 const saidAlone = "The host cluster serves no StorageVersions"
 
-// In a stock cluster a server serves and says once that it has nobody to report to. Its
-// replicas fence each other all the same.
+// testStockHost: in a stock cluster a replica serves, and says once that it has nobody to report
+// to. The replicas still fence each other.
 func testStockHost(t *testing.T) {
 	s := deploy(t, startHost(t, build(t, "k8s.io/kubernetes/cmd/kube-apiserver")))
 	a, b := s.start("a", "v1alpha1"), s.start("b", "v1alpha1")
@@ -245,7 +246,7 @@ func testStockHost(t *testing.T) {
 	s.wantFenced()
 
 	for _, r := range s.started {
-		// A replica that was started twice says it in each life.
+		// A replica that was started twice says it at most once in each run.
 		lives := strings.Count(r.Output(), `"Registered"`)
 		if n := strings.Count(r.Output(), saidAlone); n == 0 || n > lives {
 			t.Errorf("%s says %d times that it reports to nobody", r.Name, n)

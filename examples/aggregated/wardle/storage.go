@@ -10,7 +10,7 @@ import (
 
 var flunders = wardle.Resource("flunders")
 
-// storedIn has flunders stored in one version.
+// storedIn makes flunders be stored in one version.
 type storedIn struct {
 	generic.RESTOptionsGetter
 	version schema.GroupVersion

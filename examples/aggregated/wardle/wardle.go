@@ -17,7 +17,7 @@ import (
 	"github.com/concord-dev/concord/join" // join
 )
 
-// options are those of k8s.io/sample-apiserver, and how flunders are stored.
+// options are the options of k8s.io/sample-apiserver, and the version in which flunders are stored.
 type options struct {
 	*sample.WardleServerOptions
 	storageVersion string
@@ -74,7 +74,7 @@ func (o *options) run(ctx context.Context) error {
 	return server.GenericAPIServer.PrepareRun().RunWithContext(ctx)
 }
 
-// storeFlunders has them stored in the version that was asked for. Fischers have one only.
+// storeFlunders makes flunders be stored in the version of --storage-version. Fischers have only one version.
 func (o *options) storeFlunders(config *sampleapiserver.Config) error {
 	version := schema.GroupVersion{Group: flunders.Group, Version: o.storageVersion}
 	if !sampleapiserver.Scheme.IsVersionRegistered(version) {
