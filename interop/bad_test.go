@@ -26,23 +26,23 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
-// objects are how many there are of each kind, and bad is the one that cannot be written.
+// objects is how many objects each resource has, and bad is the number of the one that cannot be rewritten.
 const objects, bad = 100, 42
 
-// badObject is a resource one of whose objects cannot be written anew.
+// badObject is a resource of which one object cannot be rewritten.
 type badObject struct {
 	plural string
 	// v2 is the schema of the version that is to be stored.
 	v2 apiextensionsv1.JSONSchemaProps
-	// edit makes the object what it is, refuse has the server refuse to update it, and damage
-	// does something to the stored value.
+	// edit makes this object one that cannot be rewritten, refuse makes the server refuse to update it, and damage
+	// changes its stored value.
 	edit   func(*unstructured.Unstructured)
 	refuse func(testing.TB, *beside.Widgets)
 	damage string
-	// reason and text say how the object is named.
+	// reason and text say how the migration names the object.
 	reason migrationv1alpha1.MigrationFailureReason
 	text   string
-	// inTreeEnds says that the in-tree migration of it comes to an end.
+	// inTreeEnds says that Kubernetes' in-tree migration of the resource comes to an end.
 	inTreeEnds bool
 
 	widgets *beside.Widgets
@@ -74,7 +74,7 @@ var badObjects = []badObject{
 	{plural: "damages", damage: "\x00\xffnot an object", reason: migrationv1alpha1.FailureDoesNotDecode, text: ""},
 }
 
-// arrange makes all of them.
+// arrange creates all these resources with their objects.
 func arrange(t testing.TB, a *beside.APIServer) []*badObject {
 	t.Helper()
 	var all []*badObject
@@ -105,7 +105,7 @@ func arrange(t testing.TB, a *beside.APIServer) []*badObject {
 	return all
 }
 
-// rules match updates of the resource.
+// rules returns a rule that matches updates of the resource.
 func rules(w *beside.Widgets) admissionregistrationv1.RuleWithOperations {
 	return admissionregistrationv1.RuleWithOperations{
 		Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Update},
@@ -113,7 +113,7 @@ func rules(w *beside.Widgets) admissionregistrationv1.RuleWithOperations {
 	}
 }
 
-// isBad is a CEL expression for the one that is refused.
+// isBad is a CEL expression that is true for the bad object.
 var isBad = fmt.Sprintf("object.metadata.name == %q", beside.ObjectName(bad))
 
 func policy(t testing.TB, w *beside.Widgets) {
@@ -136,7 +136,7 @@ func policy(t testing.TB, w *beside.Widgets) {
 	must(t, err)
 }
 
-// webhook has updates of the bad one sent to a URL.
+// webhook makes updates of the bad object go to an admission webhook at a URL.
 func webhook(t testing.TB, w *beside.Widgets, url string, bundle []byte) {
 	t.Helper()
 	_, err := w.Server.Kube().AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{
@@ -174,9 +174,10 @@ func absentWebhook(t testing.TB, w *beside.Widgets) {
 	webhook(t, w, "https://"+cluster.FreeAddress(t), nil)
 }
 
-// TestBadObjects has one object of each kind that cannot be written anew, among a hundred: all
-// others are migrated, it is named with the reason (before 1.37 one that cannot be read is not, and none behind it migrated), storedVersions keeps v1, and neither can v1
-// be taken out nor storedVersions be made less by anybody else.
+// TestBadObjects: of each resource one object among a hundred cannot be rewritten, for different reasons. All others
+// are migrated, and the object is named with the reason. (Before 1.37 an object that cannot be read is not named, and
+// none behind it is migrated.) storedVersions keeps v1; v1 cannot be removed from the CRD's versions, and nobody else
+// can remove it from storedVersions.
 func TestBadObjects(t *testing.T) {
 	c := newCluster(t)
 	a := guarded(t, c)
@@ -229,7 +230,8 @@ func (b *badObject) named(t *testing.T) {
 	}
 }
 
-// placed waits for the migration that tells behind which object it ended, since the server does not name the next one.
+// placed waits for the migration that says behind which object it ended, since the server does not name the next one,
+// which is the bad one.
 func (b *badObject) placed(t *testing.T) {
 	beside.Eventually(t, 2*beside.Patience, "the migration fails at the object", func(ctx context.Context) error {
 		all, err := b.widgets.Migrations(ctx)
@@ -248,7 +250,7 @@ func (b *badObject) placed(t *testing.T) {
 	}
 }
 
-// kept checks that v1 stays.
+// kept checks that v1 stays in storedVersions and in the CRD's versions.
 func (b *badObject) kept(t *testing.T) {
 	if versions, err := b.widgets.StoredVersions(t.Context()); err != nil || !slices.Equal(versions, []string{"v1", "v2"}) {
 		t.Errorf("storedVersions are %v, %v", versions, err)
@@ -261,7 +263,7 @@ func (b *badObject) kept(t *testing.T) {
 	}
 }
 
-// forget takes v1 out of storedVersions.
+// forget removes v1 from storedVersions.
 func forget(w *beside.Widgets) error {
 	ctx, objects, crd := w.Server.Cluster.T.Context(), w.Server.Objects(), &apiextensionsv1.CustomResourceDefinition{}
 	if err := objects.Get(ctx, client.ObjectKey{Name: w.Name()}, crd); err != nil {
@@ -271,8 +273,8 @@ func forget(w *beside.Widgets) error {
 	return objects.Status().Update(ctx, crd)
 }
 
-// testWithoutOneGuard: where somebody has done away with the guard of storedVersions and takes v1
-// out of them, v1 still cannot be taken out of the versions, and it is put back.
+// testWithoutOneGuard: somebody deletes the guard of storedVersions and removes v1 from them. v1 still cannot be
+// removed from the CRD's versions, and the controllers put it back into storedVersions.
 func testWithoutOneGuard(t *testing.T, w *beside.Widgets) {
 	err := w.Server.Kube().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(t.Context(), "concord-stored-versions", metav1.DeleteOptions{})
 	must(t, err)

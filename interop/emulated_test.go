@@ -15,16 +15,15 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// TestEmulated has one of two kube-apiservers emulate an older release, so that they store
-// built-in resources in different versions: nothing is called agreed on for those, no migration
-// of them is made, and the StorageStates say who stores what. When the older one has ended, they are
-// agreed on.
+// TestEmulated: one of two kube-apiservers emulates an older release, so that they store some built-in
+// resources in different versions. These are not called agreed on, no migration of them is created, and
+// the StorageStates say which server stores what. When the older one has ended, they are agreed on.
 func TestEmulated(t *testing.T) {
 	c := newCluster(t)
 	a := guarded(t, c)
 	plain := program(t, "kube-apiserver") // without the migrator's API, which the older release does not have
 	b := c.Start(func(flags ...string) *exec.Cmd { return exec.Command(plain, flags...) }, "b", "--emulated-version="+tested(t).emulates)
-	deployed(a, map[string]string{"": b.Address}) // an older one's Lease does not tell
+	deployed(a, map[string]string{"": b.Address}) // the Lease of an older release does not tell the address
 	var differ []string
 	beside.Eventually(t, 2*beside.Patience, "most are agreed on and some are not", func(ctx context.Context) error {
 		list := &migrationv1alpha1.StorageStateList{}

@@ -13,7 +13,7 @@ import (
 	"github.com/concord-dev/concord/e2e/beside"
 )
 
-// order makes a migration of storagemigration.k8s.io, as its users do by hand.
+// order creates a migration of storagemigration.k8s.io, as its users do by hand.
 func order(t testing.TB, w *beside.Widgets) {
 	t.Helper()
 	m := &unstructured.Unstructured{Object: map[string]any{
@@ -28,7 +28,7 @@ func order(t testing.TB, w *beside.Widgets) {
 // said has the reason and the message of a true condition of a migration.
 type said struct{ reason, message string }
 
-// conditions are the true ones of that migration.
+// conditions returns the true conditions of the migration that order has created.
 func conditions(ctx context.Context, t testing.TB, w *beside.Widgets) (map[string]said, error) {
 	m, err := w.Server.Dynamic().Resource(tested(t).resource()).Get(ctx, w.Plural, metav1.GetOptions{})
 	if err != nil {
@@ -44,9 +44,9 @@ func conditions(ctx context.Context, t testing.TB, w *beside.Widgets) (map[strin
 	return found, err
 }
 
-// TestInTree is the control of TestBadObjects: kube-controller-manager's own migrator on the
-// same objects. One that cannot be written fails the migration as a whole, and
-// storedVersions is set to the new version all the same; or it is tried for ever, in silence.
+// TestInTree is the control of TestBadObjects: kube-controller-manager's own migrator on the same
+// objects. An object that cannot be written fails the migration as a whole, and storedVersions is
+// set to the new version all the same; or the migrator tries it for ever and says nothing.
 func TestInTree(t *testing.T) {
 	c := newCluster(t)
 	a := c.APIServer("a")
@@ -92,7 +92,7 @@ func TestInTree(t *testing.T) {
 			t.Logf("%s: it still runs, stored are %v, %v", b.plural, counts, err)
 		}
 	}
-	// The consequence: the version can be taken out, and its objects not be read any more.
+	// The consequence: the version can be removed from the CRD, and its objects cannot be read any more.
 	lost := cases[0].widgets
 	if err := lost.TakeOut(); err != nil {
 		t.Fatalf("take out v1: %v", err)

@@ -21,7 +21,7 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// currentRelease is the one that go.mod names.
+// currentRelease is the release that go.mod names.
 const currentRelease = "1.37"
 
 var (
@@ -29,20 +29,21 @@ var (
 	keep        = flag.String("programs", "", "a directory where programs that were built are kept for the next run")
 )
 
-// release is a release of Kubernetes and how its own migrator is had.
+// release is a release of Kubernetes, and how to run its own migrator.
 type release struct {
 	modfile string
 	// migrations is the version in which storagemigration.k8s.io is served.
 	migrations string
-	// emulates is an older release by which built-in resources are stored in other versions.
+	// emulates is an older release that stores some built-in resources in other versions.
 	emulates string
-	// flags are those of kube-apiserver and kube-controller-manager that switch it on.
+	// flags are the flags of kube-apiserver and kube-controller-manager that turn on the migrator.
 	flags []string
-	// policies is how MutatingAdmissionPolicies are stored, which Concord's server stores in v1.
+	// policies is the encoding in which the release stores MutatingAdmissionPolicies; Concord's
+	// server stores them in v1.
 	policies string
 	// names says that a kube-apiserver names the objects of a list that it cannot read.
 	names bool
-	// unplaced says that Leases do not tell where kube-apiservers are. Tests have one of them then.
+	// unplaced says that Leases do not tell the addresses of kube-apiservers. Tests then run only one of them.
 	unplaced bool
 }
 
@@ -66,12 +67,12 @@ func (r release) resource() schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: "storagemigration.k8s.io", Version: r.migrations, Resource: "storageversionmigrations"}
 }
 
-// apiserverFlags has kube-apiserver serve its own migrator's API.
+// apiserverFlags returns the flags with which kube-apiserver serves the API of its own migrator.
 func (r release) apiserverFlags() []string {
 	return append([]string{"--runtime-config=storagemigration.k8s.io/" + r.migrations + "=true"}, r.flags...)
 }
 
-// places are the addresses of kube-apiservers whose Leases do not tell: of this one, which is alone.
+// places returns the addresses of kube-apiservers whose Leases do not tell them: that of a, which is the only one.
 func (r release) places(a *beside.APIServer) map[string]string {
 	if !r.unplaced {
 		return nil
@@ -79,7 +80,7 @@ func (r release) places(a *beside.APIServer) map[string]string {
 	return map[string]string{"": a.Address}
 }
 
-// built is where the programs are, once they are built.
+// built has the directory of the programs, once they are built.
 var built struct {
 	sync.Mutex
 	dir string
@@ -141,7 +142,7 @@ func newCluster(t testing.TB) *beside.Cluster {
 	})
 }
 
-// controllersFlags say what a Config does.
+// controllersFlags returns the flags of concord controllers that are equivalent to a Config.
 func controllersFlags(c stock.Config) []string {
 	_, port, err := net.SplitHostPort(cmp.Or(c.Address, "127.0.0.1:0"))
 	if err != nil {
@@ -161,7 +162,7 @@ func controllersFlags(c stock.Config) []string {
 	return flags
 }
 
-// guarded starts a kube-apiserver and installs what a user of deploy installs.
+// guarded starts a kube-apiserver and installs the manifests of folder deploy, with the guards.
 func guarded(t testing.TB, c *beside.Cluster) *beside.APIServer {
 	t.Helper()
 	a := c.APIServer("a")
@@ -171,8 +172,9 @@ func guarded(t testing.TB, c *beside.Cluster) *beside.APIServer {
 	return a
 }
 
-// deployed starts concord controllers as the ServiceAccount of deploy, that wait no longer than
-// tests need. addresses are those of kube-apiservers whose Lease does not tell, by its name.
+// deployed starts concord controllers with the ServiceAccount of deploy's manifests, which wait no
+// longer than tests need. addresses has, by the name of the Lease, the addresses of kube-apiservers
+// whose Leases do not tell them.
 func deployed(a *beside.APIServer, addresses map[string]string) *cluster.Process {
 	return a.ControllersAs("controllers", a.DeployedToken(), stock.Config{
 		Poll: 2 * time.Second, Settle: 3 * time.Second, ReplicaTimeout: 10 * time.Second, LeaderElect: true, ElectionNamespace: beside.DeployedNamespace,

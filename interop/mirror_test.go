@@ -15,13 +15,12 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// TestMirrorAuto orders migrations of storagemigration.k8s.io beside a kube-controller-manager
-// without its migrator, and then beside one with it. The first is done by the controllers, once
-// it was left alone for a while; the second by kube-controller-manager, and the controllers make
-// no copy of it.
+// TestMirrorAuto creates migrations of storagemigration.k8s.io beside a kube-controller-manager without its
+// migrator, and then beside one with it. The first is done by concord controllers, after nobody has begun it
+// for a while; the second is done by kube-controller-manager, and the controllers make no copy of it.
 func TestMirrorAuto(t *testing.T) {
-	// kube-controller-manager looks again after 5, 10, 20 and 40 s until its garbage collector,
-	// too, has learned of the custom resource.
+	// kube-controller-manager tries again after 5, 10, 20 and 40 s, until its garbage collector also knows
+	// the custom resource.
 	const objects, after = 20, 100 * time.Second
 	c := newCluster(t)
 	a := c.APIServer("a")
@@ -85,10 +84,11 @@ func TestMirrorAuto(t *testing.T) {
 	}
 }
 
-// succeeded waits until the migration has succeeded, and returns whose word that is.
+// succeeded waits until the migration has succeeded, and returns the condition's reason, which says whose
+// migrator did it.
 func succeeded(t testing.TB, w *beside.Widgets) (reason string) {
 	t.Helper()
-	// kube-controller-manager's migrator looks again after twice as long each time, the last time after 82 s.
+	// kube-controller-manager's migrator tries again after twice as long each time, the last time after 82 s.
 	beside.Eventually(t, 2*beside.Patience, "the migration of "+w.Plural+" succeeds", func(ctx context.Context) error {
 		all, err := conditions(ctx, t, w)
 		if err != nil {

@@ -34,7 +34,7 @@ var (
 	leases   = kept{schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}, "leases/"}
 )
 
-// roll is the story of TestMixed.
+// roll is the state of TestMixed.
 type roll struct {
 	*beside.Cluster
 	t       *testing.T
@@ -44,11 +44,10 @@ type roll struct {
 	served []schema.GroupVersionResource
 }
 
-// TestMixed exchanges two stock kube-apiservers for Concord's and back again, one at a time,
-// under writers of a custom resource and of a built-in one. As long as a stock one lives, or has
-// crashed and left its Lease, nothing is agreed on and it is said for whose sake, nothing is
-// migrated, and stock servers list and watch the objects as etcd holds them. Then everything is
-// migrated.
+// TestMixed replaces two stock kube-apiservers by Concord's and back again, one at a time, while clients
+// write a custom resource and a built-in one. As long as a stock server runs, or has crashed and left
+// its Lease, nothing is agreed on and the StorageVersions name this Lease, nothing is migrated, and
+// stock servers list and watch the objects as etcd holds them. Then everything is migrated.
 func TestMixed(t *testing.T) {
 	c := newCluster(t)
 	a, b := c.APIServer("a"), c.APIServer("b")
@@ -67,7 +66,7 @@ func TestMixed(t *testing.T) {
 	r.traffic.Stop()
 }
 
-// arrange returns the objects that are written, and makes those that do not exist yet.
+// arrange returns the objects that clients write, and creates those that do not exist yet.
 func (r *roll) arrange(s *beside.APIServer) []beside.Written {
 	r.t.Helper()
 	custom := beside.Written{Resource: r.widgets.In("v1"), Namespace: beside.Namespace}
@@ -108,7 +107,7 @@ func (r *roll) ours(name string) *beside.APIServer {
 	}, name)
 }
 
-// in exchanges b and then a, which crashes, for servers of Concord.
+// in replaces b and then a, which crashes, by servers of Concord.
 func (r *roll) in(a, b *beside.APIServer) []*beside.APIServer {
 	r.t.Helper()
 	record := beside.Record(r.t, r.Etcd.Raw)
@@ -154,7 +153,7 @@ func (r *roll) in(a, b *beside.APIServer) []*beside.APIServer {
 	return []*beside.APIServer{first, second}
 }
 
-// read follows, through a server, what both kinds of servers write.
+// read starts readers of the resources that both kinds of servers write, through one server.
 func (r *roll) read(s *beside.APIServer) (all []*reader) {
 	widgets := kept{r.widgets.In("v1"), strings.TrimPrefix(r.widgets.Keys(), beside.Registry)}
 	for _, of := range []kept{widgets, policies, leases} {
@@ -163,7 +162,7 @@ func (r *roll) read(s *beside.APIServer) (all []*reader) {
 	return all
 }
 
-// disagreed waits until nothing is agreed on for the sake of one Lease, which is there.
+// disagreed waits until nothing is agreed on because of one Lease, which exists, and returns its name.
 func (r *roll) disagreed(s *beside.APIServer) (lease string) {
 	r.t.Helper()
 	beside.Eventually(r.t, beside.Patience, "nothing is agreed on, and it is said why", func(ctx context.Context) (err error) {
@@ -173,8 +172,8 @@ func (r *roll) disagreed(s *beside.APIServer) (lease string) {
 	return lease
 }
 
-// unmigrated waits until of everything Unknown is stored, and the widgets which nobody touches
-// are alone in the old version.
+// unmigrated waits until every StorageState contains Unknown, and only the widgets that no client
+// writes are in the old version.
 func (r *roll) unmigrated(s *beside.APIServer) {
 	r.t.Helper()
 	beside.Eventually(r.t, beside.Patience, "of everything Unknown is stored, and what nobody writes stays as it is", func(ctx context.Context) error {
@@ -188,8 +187,7 @@ func (r *roll) unmigrated(s *beside.APIServer) {
 	})
 }
 
-// migrated waits until all servers agree and everything is stored in the encoding that they agree on
-// alone.
+// migrated waits until all servers agree, and everything is stored only in the encoding on which they agree.
 func (r *roll) migrated(ours []*beside.APIServer) {
 	r.t.Helper()
 	beside.Eventually(r.t, beside.Patience, "everything is migrated", func(ctx context.Context) error {
@@ -204,7 +202,7 @@ func (r *roll) migrated(ours []*beside.APIServer) {
 	}
 }
 
-// back exchanges the servers of Concord for stock ones.
+// back replaces the servers of Concord by stock ones.
 func (r *roll) back(ours []*beside.APIServer) {
 	r.t.Helper()
 	record := beside.Record(r.t, r.Etcd.Raw)
@@ -243,7 +241,7 @@ func (r *roll) back(ours []*beside.APIServer) {
 	})
 }
 
-// listable are the resources that a stock server lists while it is alone.
+// listable returns the resources that a stock server lists while it is the only server.
 func listable(t testing.TB, s *beside.APIServer) (all []schema.GroupVersionResource) {
 	t.Helper()
 	groups, err := s.Kube().Discovery().ServerPreferredResources()
@@ -258,7 +256,7 @@ func listable(t testing.TB, s *beside.APIServer) (all []schema.GroupVersionResou
 	return all
 }
 
-// lists says whether a server lists all that a stock one did alone, and the widgets completely.
+// lists checks that a server lists all that a stock server listed alone, and all widgets.
 func (r *roll) lists(s *beside.APIServer) {
 	r.t.Helper()
 	for _, gvr := range r.served {

@@ -17,7 +17,7 @@ import (
 	"github.com/concord-dev/concord/e2e/beside"
 )
 
-// kept is a resource and where its objects are in etcd, below the registry's prefix.
+// kept is a resource, and the prefix of its objects' keys below that of the registry.
 type kept struct {
 	schema.GroupVersionResource
 	under string
@@ -28,14 +28,14 @@ type reader struct {
 	kept
 	t      testing.TB
 	server *beside.APIServer
-	// until is the revision at which it may end.
+	// until is the revision at which the reader may end.
 	until atomic.Int64
 	done  chan struct{}
 	// told is valid when done is closed.
 	told []beside.Told
 }
 
-// read begins. It ends with stop, or the test.
+// read starts a reader. It ends by stop, or with the test.
 func read(t testing.TB, s *beside.APIServer, of kept) *reader {
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &reader{kept: of, t: t, server: s, done: make(chan struct{})}
@@ -59,13 +59,13 @@ func read(t testing.TB, s *beside.APIServer, of kept) *reader {
 	return r
 }
 
-// begunAnew are the errors after which informers list again: servers say so where the definition of
-// a custom resource has changed.
+// begunAnew says whether informers list again after this error. Servers return such errors when the
+// CRD of a custom resource has changed.
 func begunAnew(err error) bool {
 	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err)
 }
 
-// once lists, and watches until all has to be begun anew.
+// once lists, and watches until the reader has to list again.
 func (r *reader) once(ctx context.Context, objects dynamic.ResourceInterface) (beside.Told, error) {
 	seen, w, err := beside.List(ctx, objects, "")
 	seen.Mode = fmt.Sprintf("%s through %s", r.Resource, r.server.Name)
@@ -78,7 +78,8 @@ func (r *reader) once(ctx context.Context, objects dynamic.ResourceInterface) (b
 	return seen, err
 }
 
-// stop has it end with a write after all that was written until now; there have to be more.
+// stop ends the reader when it has seen all that was written until now and one write after that, so
+// clients have to go on writing.
 func (r *reader) stop() {
 	r.t.Helper()
 	now, err := r.server.Cluster.Etcd.Raw.Get(r.t.Context(), beside.Registry)
@@ -94,7 +95,7 @@ func (r *reader) stop() {
 	})
 }
 
-// check compares what was told with what was written.
+// check compares what the reader was told with what was written.
 func (r *reader) check(h beside.History) {
 	r.t.Helper()
 	h = h.Under(beside.Registry + r.under)

@@ -24,13 +24,13 @@ import (
 	"github.com/concord-dev/concord/e2e/beside"
 )
 
-// definitionFile is a CustomResourceDefinition as a module's release has it.
+// definitionFile is the file of a CRD in a release of a module.
 type definitionFile struct{ version, path string }
 
-// released is a definition of which a release drops a version.
+// released is a CRD from which a release of its project removes a version.
 type released struct {
 	module string
-	// older stores the version that drops drops, newer stores another one and serves both.
+	// older stores the version that drops removes; newer stores another one, and serves both.
 	older, newer, drops definitionFile
 	// stored are the versions that older and newer store.
 	stored [2]string
@@ -64,9 +64,9 @@ var releasedDefinitions = []released{
 	},
 }
 
-// TestReleasedDefinitions upgrades definitions of released projects: to a release that drops a
-// version in which objects are stored. It is refused before concord controllers have run, and
-// accepted afterwards, with all objects as they were.
+// TestReleasedDefinitions upgrades the CRDs of released projects to a release that removes a
+// version in which objects are stored. The upgrade is refused before concord controllers have
+// run, and accepted afterwards, with all objects as they were.
 func TestReleasedDefinitions(t *testing.T) {
 	c := newCluster(t)
 	a := guarded(t, c)
@@ -82,11 +82,11 @@ func TestReleasedDefinitions(t *testing.T) {
 	}
 }
 
-// upgraded is one of them in a cluster.
+// upgraded is one of these CRDs in a cluster.
 type upgraded struct {
 	released
 	server *beside.APIServer
-	// crd is the definition that older has.
+	// crd is the CRD of the release older.
 	crd *apiextensionsv1.CustomResourceDefinition
 }
 
@@ -108,14 +108,14 @@ func (r released) file(t testing.TB, f definitionFile) *apiextensionsv1.CustomRe
 	return crd
 }
 
-// releasedObjects is how many objects there are of each.
+// releasedObjects is how many objects each of these CRDs has.
 const releasedObjects = 20
 
 func (u *upgraded) in(version string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: u.crd.Spec.Group, Version: version, Resource: u.crd.Spec.Names.Plural}
 }
 
-// prepare installs the older release's definition, makes objects, and upgrades to the newer one.
+// prepare installs the CRD of the older release, creates objects, and upgrades the CRD to the newer release.
 func (u *upgraded) prepare(t *testing.T) {
 	t.Helper()
 	u.crd = u.file(t, u.older)
@@ -155,7 +155,7 @@ func (u *upgraded) all(version string) dynamic.ResourceInterface {
 	return all
 }
 
-// upgrade replaces the definition by that of another release.
+// upgrade replaces the CRD by that of another release.
 func (u *upgraded) upgrade(t *testing.T, f definitionFile) error {
 	t.Helper()
 	next := u.file(t, f)
@@ -169,8 +169,8 @@ func (u *upgraded) upgrade(t *testing.T, f definitionFile) error {
 	})
 }
 
-// finish waits until the older version is not stored any more, and upgrades to the release that
-// drops it.
+// finish waits until the older version is not stored any more, and upgrades the CRD to the
+// release that removes it.
 func (u *upgraded) finish(t *testing.T) {
 	beside.Eventually(t, beside.Patience, "storedVersions is "+u.stored[1], func(ctx context.Context) error {
 		now := &apiextensionsv1.CustomResourceDefinition{}

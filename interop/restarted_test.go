@@ -16,9 +16,9 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// TestRestarted restarts one of two kube-apiservers in the midst of a migration under writers:
-// agreements from before do not count for the new process, and in the end everything is
-// migrated, proven and pruned, and no write is lost. 5,000 objects with -release 1.36.
+// TestRestarted: one of two kube-apiservers is restarted in the middle of a migration, while
+// clients write. Agreements from before do not count for the new process; in the end everything is
+// migrated, proven and pruned, and no write is lost. With -release 1.36 there are 5,000 objects.
 func TestRestarted(t *testing.T) {
 	objects := 1000
 	if *releaseName != currentRelease {
@@ -75,7 +75,7 @@ func TestRestarted(t *testing.T) {
 	}
 }
 
-// holders are the processes that have identity Leases, by the Lease's name.
+// holders returns the holders of the identity Leases, by the Lease's name.
 func holders(t testing.TB, s *beside.APIServer) map[string]string {
 	t.Helper()
 	list, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(t.Context(), metav1.ListOptions{LabelSelector: storageversion.Identities.String()})
@@ -87,7 +87,7 @@ func holders(t testing.TB, s *beside.APIServer) map[string]string {
 	return all
 }
 
-// changed counts the Leases of before that another process has now.
+// changed counts the Leases that have another holder now.
 func changed(before, now map[string]string) (n int) {
 	for name, holder := range before {
 		if now[name] != holder {

@@ -19,23 +19,23 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// left is a resource as kube-storage-version-migrator left it, in the midst of its work.
+// left is a resource as kube-storage-version-migrator has left it, in the middle of its work.
 type left struct {
 	*beside.Widgets
 	// says are the conditions of its migration.
 	says []any
-	// stored are the versions that its StorageState has; the first is the current one.
+	// stored are the versions that its StorageState names; the first is the current one.
 	stored []string
-	// goesOn says that the migration is taken up as it is.
+	// goesOn says that the controllers continue the migration as it is.
 	goesOn bool
 	want   migrationv1alpha1.MigrationConditionType
 	reason string
 }
 
-// TestTakeOver has the controllers come after kube-storage-version-migrator: with the
-// definitions of its manifests, and a migration that it had not begun, one that it had, and one
-// that had ended, with their StorageStates. The first is taken up, the second ended with a reason
-// and made anew, the third left as it is; everything is migrated and pruned.
+// TestTakeOver: the controllers come after kube-storage-version-migrator. There are the CRDs of
+// its manifests, and a migration that it had not begun, one that it had begun, and one that had
+// ended, with their StorageStates. The controllers take up the first, end the second with a
+// reason and make it anew, and leave the third as it is. Everything is migrated and pruned.
 func TestTakeOver(t *testing.T) {
 	const objects = 50
 	c := newCluster(t)
@@ -90,13 +90,13 @@ func TestTakeOver(t *testing.T) {
 	}
 }
 
-// hash is the one by which discovery, and so kube-storage-version-migrator, knows a version.
+// hash is the storage version hash by which discovery, and so kube-storage-version-migrator, knows a version.
 func (l *left) hash(version string) string {
 	kind := strings.ToUpper(l.Plural[:1]) + strings.TrimSuffix(l.Plural[1:], "s")
 	return migrationv1alpha1.StorageVersionHash(schema.GroupVersionKind{Group: beside.Group, Version: version, Kind: kind})
 }
 
-// leave makes the objects that kube-storage-version-migrator made of it.
+// leave creates the objects that kube-storage-version-migrator has left for the resource.
 func (l *left) leave(t testing.TB) {
 	t.Helper()
 	of := map[string]any{"group": beside.Group, "resource": l.Plural}

@@ -11,9 +11,9 @@ import (
 	"github.com/concord-dev/concord/e2e/beside"
 )
 
-// TestTogether has kube-controller-manager's own migrator migrate the same resource at the same
-// time, under writers: no write is lost, storedVersions is at no time less than the truth, and an
-// event about the definition says that both do.
+// TestTogether: kube-controller-manager's own migrator migrates the same resource at the same
+// time, while clients write. No write is lost, storedVersions never lacks a version in which
+// objects are stored, and an Event about the CRD says that both migrate.
 func TestTogether(t *testing.T) {
 	const objects = 1000
 	c := newCluster(t)
