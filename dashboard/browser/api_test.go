@@ -20,8 +20,8 @@ import (
 	"github.com/concord-dev/concord/status"
 )
 
-// api is an API server that lists and watches what it is given: values that no real cluster
-// of a test has, such as ten thousand resources.
+// api is a fake API server, which lists and watches the objects that it is given. It can hold
+// what no real cluster of a test has, such as ten thousand resources.
 type api struct {
 	*httptest.Server
 	now time.Time
@@ -58,7 +58,7 @@ func newAPI(t testing.TB, o status.Observed) *api {
 	t.Helper()
 	a := &api{now: o.Now, objects: map[string]map[string]map[string]any{}, changed: make(chan struct{})}
 	for i := range o.Leases {
-		// Nobody renews them here: those of servers that live last for as long as a test.
+		// Nobody renews Leases here: those of live servers get a duration that is longer than a test.
 		if spec, long := &o.Leases[i].Spec, int32(3600); o.Now.Sub(spec.RenewTime.Time) < 10*time.Second {
 			spec.LeaseDurationSeconds = &long
 		}
@@ -168,7 +168,7 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// story returns the observations of a story of package status.
+// story returns the observations in a story of package status.
 func story(t testing.TB, name string) status.Observed {
 	t.Helper()
 	text, err := os.ReadFile("../../status/testdata/" + name + ".txtar")
@@ -184,7 +184,7 @@ func story(t testing.TB, name string) status.Observed {
 	return status.Observed{}
 }
 
-// many is a cluster of n custom resources that are as they should be.
+// many returns a cluster of n custom resources without problems.
 func many(t testing.TB, n int) status.Observed {
 	t.Helper()
 	var text strings.Builder

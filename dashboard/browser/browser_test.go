@@ -30,7 +30,7 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// patience is how long something may take that is expected, on a busy machine.
+// patience is how long tests wait for something that is expected, on a busy machine.
 const patience = 3 * time.Minute
 
 var screenshots = flag.String("screenshots", "", "a directory to write pictures of the page to")
@@ -70,8 +70,8 @@ func chromium(t *testing.T) *rod.Browser {
 	return b
 }
 
-// site serves the dashboard of a cluster as kubectl concord dashboard does. It can be taken
-// away, and comes back at its old address.
+// site serves the dashboard of a cluster as kubectl concord dashboard does. It can be stopped,
+// and then comes back at its old address.
 type site struct {
 	t     *testing.T
 	pages *dashboard.Handler
@@ -142,7 +142,7 @@ func open(t *testing.T, b *rod.Browser, url string, l look) *view {
 	return v
 }
 
-// as has the page shown in another way.
+// as shows the page in another size and colour scheme.
 func (v *view) as(l look) {
 	v.t.Helper()
 	scheme := "light"
@@ -194,9 +194,8 @@ func (v *view) waitText(selector string, want ...string) {
 	})
 }
 
-// traced collects how much processor time each task of the page's main thread takes, in ms,
-// until done is called. Unlike a task's duration that does not grow with the other work of the
-// machine.
+// traced collects how much processor time each task of the page's main thread takes, in ms, until done
+// is called. Unlike the duration of a task, this time does not grow with the other work of the machine.
 func (v *view) traced() (done func() []float64) {
 	v.t.Helper()
 	type task struct {
@@ -268,7 +267,7 @@ func (v *view) screenshot(name string) {
 	must(v.t, os.WriteFile(filepath.Join(*screenshots, name), paletted(v.t, picture), 0o600))
 }
 
-// paletted is a picture in its 256 most frequent colours, which is a third of the size.
+// paletted returns a picture in its 256 most frequent colours, which is a third of the size.
 func paletted(t *testing.T, text []byte) []byte {
 	t.Helper()
 	full, err := png.Decode(bytes.NewReader(text))

@@ -53,7 +53,7 @@ func flip(t *testing.T, s *e2e.Server) {
 	must(t, e2e.ChangeDefinition(t.Context(), s.Objects(), widgets.String(), e2e.Store("v2")))
 }
 
-// asReported compares the rows in sight with what StorageVersions say.
+// asReported compares the rows in sight with the StorageVersions.
 func (v *view) asReported(ctx context.Context, s *e2e.Server) error {
 	var list apiserverinternalv1alpha1.StorageVersionList
 	if err := s.Objects().List(ctx, &list); err != nil {
@@ -103,7 +103,7 @@ func (v *view) settles(t *testing.T, s *e2e.Server) {
 	e2e.Eventually(t, patience, "the page shows what is reported", func(ctx context.Context) error { return v.asReported(ctx, s) })
 }
 
-// busy has a client ask a server until it is stopped.
+// busy starts a client that sends requests to a server until it is stopped.
 func busy(t *testing.T, s *e2e.Server) (stop func()) {
 	t.Helper()
 	api := s.Kube().CoreV1().ConfigMaps(metav1.NamespaceSystem)
@@ -121,8 +121,8 @@ func busy(t *testing.T, s *e2e.Server) (stop func()) {
 }
 
 // TestMigration: the page follows a migration as its status tells it, says how fast clients are
-// answered beside it, names the object that
-// cannot be migrated, and says so when the cluster is killed, and when it is back.
+// answered beside it, names the object that cannot be migrated, and says so when the cluster is
+// killed and when it is back.
 func TestMigration(t *testing.T) {
 	const objects = 300
 	c := e2e.New(t)
@@ -172,8 +172,8 @@ func TestMigration(t *testing.T) {
 }
 
 // TestRoll: the page that a server itself serves, at /concord/, follows a roll to another
-// emulation version: disagreement while it lasts, servers that come and go, agreement in the
-// end. Only users who may get it do.
+// emulation version: it shows disagreement while that lasts, servers that come and go, and
+// agreement in the end. Only users with the permission get the page.
 func TestRoll(t *testing.T) {
 	c := e2e.New(t)
 	from := e2e.Options{Emulation: "1.36", MinCompatibility: "1.35"}
@@ -219,7 +219,8 @@ func get(t *testing.T, config *rest.Config, path string) int {
 	return answer.StatusCode
 }
 
-// through is a URL at which a server answers as it does to config, as kubectl proxy has it.
+// through returns a URL that passes requests on to a server with the credentials of config, as
+// kubectl proxy does.
 func through(t *testing.T, config *rest.Config) string {
 	t.Helper()
 	transport, err := rest.TransportFor(config)

@@ -20,7 +20,7 @@ import (
 	"github.com/concord-dev/concord/status"
 )
 
-// eventful is a cluster of which every part of the page has something to show.
+// eventful returns a cluster for which every part of the page has something to show.
 func eventful(t *testing.T) status.Observed {
 	o := story(t, "scene")
 	roll, timeline := story(t, "roll"), story(t, "timeline")
@@ -32,8 +32,8 @@ func eventful(t *testing.T) status.Observed {
 	return o
 }
 
-// TestContent: the page shows by name all that is not well, in light and dark, at any width, for
-// everybody: axe-core finds nothing with all its rules.
+// TestContent: the page names all that is not well, in light and dark and at any width, and is
+// accessible: axe-core finds nothing with all its rules.
 func TestContent(t *testing.T) {
 	a := newAPI(t, eventful(t))
 	b := chromium(t)
@@ -45,7 +45,7 @@ func TestContent(t *testing.T) {
 	v.waitText("#releases", "Forward to 1.38: ", "Back to 1.36: ")
 	v.waitText("#timeline", "was started", "all servers are 1.37", "Paused: spec.paused is set")
 	v.waitText("concord-matrix .told", "resources")
-	defer func() { // what finds nothing has to be able to find something
+	defer func() { // axe-core must find faults that are there
 		v.eval(nil, `() => { document.querySelector('main').append(document.createElement('img')); document.querySelector('#headline').style.color = 'color-mix(in srgb, currentColor 20%, var(--ground))'; }`)
 		found := v.violations()
 		for _, id := range []string{"image-alt", "color-contrast"} {
@@ -78,7 +78,7 @@ func TestTurn(t *testing.T) {
 	v.waitText("#migrations", "gadgets.example.com to v2: pending, waits for its turn behind gizmos.example.com, widgets.example.com")
 }
 
-// fits: the page itself does not scroll to the side.
+// fits checks that the page itself does not scroll to the side.
 func (v *view) fits(width int) {
 	v.t.Helper()
 	v.wait(func() error {
@@ -97,7 +97,7 @@ type violation struct {
 	Nodes    []struct{ HTML, FailureSummary string }
 }
 
-// accessible has axe-core look at the page, with all its rules.
+// accessible checks the page with all rules of axe-core.
 func (v *view) accessible() {
 	v.t.Helper()
 	for _, f := range v.violations() {
@@ -114,8 +114,8 @@ func (v *view) violations() (found []violation) {
 	return found
 }
 
-// TestKeyboard: with the Tab key alone one gets to the table and everything else that scrolls
-// or opens, and sees where one is.
+// TestKeyboard: with the Tab key alone a user gets to the table and to everything else that
+// scrolls or opens, and sees what has the focus.
 func TestKeyboard(t *testing.T) {
 	a := newAPI(t, eventful(t))
 	v := open(t, chromium(t), serve(t, a.config()).local.URL(), look{width: 1280, height: 900})
@@ -147,8 +147,8 @@ func TestKeyboard(t *testing.T) {
 	}
 }
 
-// TestDropped: a connection that is lost is told, and comes back by itself with the changes
-// made meanwhile. So is a cluster that does not answer.
+// TestDropped: the page says that its connection is lost, and comes back by itself with the
+// changes made meanwhile. The same holds if the cluster does not answer.
 func TestDropped(t *testing.T) {
 	o := many(t, 20)
 	a := newAPI(t, o)
@@ -177,7 +177,8 @@ func TestDropped(t *testing.T) {
 	v.waitText("concord-matrix .told", "20 resources")
 }
 
-// painted are the times, in milliseconds, until the page showed the servers, and everything.
+// painted returns the times, in milliseconds, until the page showed the servers, and until it
+// showed everything.
 func (v *view) painted() (useful, whole float64) {
 	v.t.Helper()
 	var at struct{ Useful, Whole float64 }
@@ -191,7 +192,7 @@ func (v *view) painted() (useful, whole float64) {
 	return at.Useful, at.Whole
 }
 
-// TestFirstPaint tells how long the page takes to show a cluster of 1,000 resources that nobody
+// TestFirstPaint logs how long the page takes to show a cluster of 1,000 resources that nobody
 // has looked at before, and one that kubectl concord dashboard has begun to watch.
 func TestFirstPaint(t *testing.T) {
 	a, b := newAPI(t, many(t, 1000)), chromium(t)
@@ -212,8 +213,8 @@ func TestFirstPaint(t *testing.T) {
 }
 
 // TestManyResources: with 10,000 resources no task of the page's main thread takes 100 ms of
-// work: not while they come, nor while one scrolls, searches, or 500 of them change. Those that
-// are not well come first.
+// processor time: not when the resources arrive, and not while a user scrolls or searches, or
+// 500 of them change. Resources with problems come first.
 func TestManyResources(t *testing.T) {
 	const resources, budget = 10000, 100.0
 	o := many(t, resources)
@@ -266,7 +267,7 @@ func TestManyResources(t *testing.T) {
 	}
 }
 
-// versionOf is the StorageVersion of a custom resource that servers store in a version.
+// versionOf returns the StorageVersion of a custom resource that servers store in a version.
 func versionOf(resource, version string, servers ...string) apiserverinternalv1alpha1.StorageVersion {
 	gr := schema.ParseGroupResource(resource)
 	encoding := gr.Group + "/" + version
@@ -282,8 +283,8 @@ func versionOf(resource, version string, servers ...string) apiserverinternalv1a
 	return sv
 }
 
-// stateOf is the StorageState of such a resource whose objects may be in versions, of which the
-// last is agreed on.
+// stateOf returns the StorageState of such a resource. Its objects may be in these versions, and
+// servers agree on the last one.
 func stateOf(resource string, versions ...string) migrationv1alpha1.StorageState {
 	gr := schema.ParseGroupResource(resource)
 	s := migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: resource}}
