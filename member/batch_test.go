@@ -20,7 +20,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// addCRDs stores n CRDs of one version and returns them as an informer would see them.
+// addCRDs creates n CRDs with one version, and returns them as an informer has them.
 func (w *world) addCRDs(n int) []*apiextensionsv1.CustomResourceDefinition {
 	w.t.Helper()
 	crds := make([]*apiextensionsv1.CustomResourceDefinition, n)
@@ -39,7 +39,7 @@ func numbered(i int) schema.GroupResource {
 	return schema.GroupResource{Group: "example.com", Resource: fmt.Sprintf("r%d", i)}
 }
 
-// count returns how many of the calls since the last time were of each kind.
+// count returns how many calls of each kind there were since the last call of count or Took.
 func (w *world) count() map[string]int {
 	counts := map[string]int{}
 	for _, call := range strings.Split(w.Took(), "; ") {
@@ -53,7 +53,7 @@ func (w *world) count() map[string]int {
 	return counts
 }
 
-// TestBatch: the fewest calls that DESIGN 3.1.2 and 3.1.3 allow, and in their order.
+// TestBatch: the member makes as few calls as DESIGN 3.1.2 and 3.1.3 allow, in their order.
 func TestBatch(t *testing.T) {
 	const n = 100
 	w := newWorld(t, nil)
@@ -111,7 +111,7 @@ func TestBatch(t *testing.T) {
 		w.m.ObserveStorageVersions(nil, 1<<40)
 		w.Took()
 		if _, err := w.m.Step(t.Context()); err == nil {
-			t.Error("reported at a revision before the loss") // the fake API's are lower
+			t.Error("reported at a revision before the loss") // the fake API's revisions are lower than that
 		}
 		if got := w.count(); got["list CustomResourceDefinitionList"] != 1 || got["get CustomResourceDefinition"] != 0 {
 			t.Errorf("calls %v, want one read of the CRDs before", got)
@@ -119,7 +119,7 @@ func TestBatch(t *testing.T) {
 	})
 }
 
-// TestBatchChecks: a resource whose CRD changed while the batch was reported does not open.
+// TestBatchChecks: a resource whose CRD changes while the batch is reported stays closed for writes.
 func TestBatchChecks(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register()
@@ -177,8 +177,8 @@ func TestBatchChecks(t *testing.T) {
 	})
 }
 
-// TestGather: CRDs that come one by one at the start are one batch; later ones are not
-// held up.
+// TestGather: CRDs whose events come one by one at the start are reported as one batch; later ones are
+// reported at once.
 func TestGather(t *testing.T) {
 	known := false
 	w := newWorld(t, nil, func(c *Config) { c.CustomResourcesKnown = func() bool { return known } })
@@ -207,12 +207,12 @@ func TestGather(t *testing.T) {
 	w.expectOpen(widgets, v1)
 }
 
-// TestGatherBesideStore: at the start a store asks for a custom resource whose CRD comes then, so
-// that it is read already. The CRD that comes next is reported, though the first one is not waited for.
+// TestGatherBesideStore: at the start a store asks for a custom resource, whose CRD the member then
+// reads, and the read hangs. The CRD whose event comes next is reported without waiting for that.
 func TestGatherBesideStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, nil, func(c *Config) {
-			c.Clock = clock.RealClock{} // that of the bubble
+			c.Clock = clock.RealClock{} // the clock of the synctest bubble
 			c.CustomResourcesKnown = func() bool { return false }
 			c.Workers = 4
 		})
@@ -253,7 +253,8 @@ func TestGatherBesideStore(t *testing.T) {
 	})
 }
 
-// TestWorkers: no more reports than Workers are under way, from whatever number of callers.
+// TestWorkers: at most Workers reports are under way at a time, however many goroutines call Step and
+// Report.
 func TestWorkers(t *testing.T) {
 	const n = 40
 	for _, workers := range []int{1, 4} {
@@ -295,7 +296,7 @@ func TestWorkers(t *testing.T) {
 			}
 			mu.Unlock()
 			cancel()
-			// An attempt that waits for its turn ends with its context.
+			// An attempt that waits for a free worker ends with its context.
 			late := w.setCRD("v1")
 			w.m.ObserveCRD(late)
 			if err := w.m.Report(ctx, widgets); !errors.Is(err, context.Canceled) {
@@ -310,7 +311,7 @@ func TestWorkers(t *testing.T) {
 	}
 }
 
-// another returns one more member of the same API.
+// another returns another member that uses the same API.
 func (w *world) another(seed uint64) *Member {
 	w.t.Helper()
 	cfg := w.m.cfg
@@ -321,8 +322,8 @@ func (w *world) another(seed uint64) *Member {
 	return m
 }
 
-// TestDepartDuringBatch: a batch that fails while the server departs gives everything back
-// once, whether something is left of it or not.
+// TestDepartDuringBatch: a batch that fails while the server departs releases each of its resources
+// exactly once.
 func TestDepartDuringBatch(t *testing.T) {
 	for _, at := range []string{"list StorageVersionList", "create StorageVersion", "list LeaseList"} {
 		w := newWorld(t, nil)

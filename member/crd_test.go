@@ -55,7 +55,7 @@ func TestWanted(t *testing.T) {
 	}
 }
 
-// withWidgets returns a world in which widgets are open in v1.
+// withWidgets returns a world in which widgets may be written in v1.
 func withWidgets(t testing.TB, edit ...func(*Config)) *world {
 	t.Helper()
 	w := newWorld(t, nil, edit...)
@@ -79,7 +79,7 @@ func TestCRDOrder(t *testing.T) {
 	w.Before = func(call string) error {
 		switch call {
 		case "update status StorageVersion example.com.widgets":
-			// The outcome is not known yet.
+			// While the update is on its way, it is not known which encoding is reported.
 			for _, enc := range []agree.Encoding{v1, v2} {
 				if _, err := w.m.Revision(t.Context(), widgets, enc); !apierrors.IsServiceUnavailable(err) {
 					t.Errorf("Revision(%s) while the report is sent: %v", enc, err)
@@ -109,7 +109,8 @@ func TestCRDOrder(t *testing.T) {
 	}
 }
 
-// TestCRDChangedBeforeReport: an encoding that is known to be outdated is not reported any more.
+// TestCRDChangedBeforeReport: a report is not sent if the member learns before that the CRD has
+// changed.
 func TestCRDChangedBeforeReport(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register()
@@ -127,7 +128,7 @@ func TestCRDChangedBeforeReport(t *testing.T) {
 	w.expectOpen(widgets, v2)
 }
 
-// TestCRDMadeAgain: the check of a CRD says nothing of the next one of that name.
+// TestCRDMadeAgain: the check of a CRD does not count for a new CRD of the same name.
 func TestCRDMadeAgain(t *testing.T) {
 	w := withWidgets(t)
 	w.deleteCRD(w.setCRD("v1"))
@@ -139,8 +140,8 @@ func TestCRDMadeAgain(t *testing.T) {
 	w.expectOpen(widgets, v1)
 }
 
-// TestCRDCheckError: the report stands but the resource stays closed, and is not
-// reported again.
+// TestCRDCheckError: if the CRD cannot be read after the report, the report stays, but the resource
+// stays closed. It is not reported again.
 func TestCRDCheckError(t *testing.T) {
 	w := newWorld(t, nil)
 	w.register()
@@ -161,7 +162,7 @@ func TestCRDCheckError(t *testing.T) {
 	}
 }
 
-// TestUnknownOutcome: the reply to the update is lost, whether it was done or not.
+// TestUnknownOutcome: the update is answered with an error; it may have been done or not.
 func TestUnknownOutcome(t *testing.T) {
 	for _, happened := range []bool{true, false} {
 		for _, back := range []bool{true, false} {
@@ -200,7 +201,8 @@ func TestUnknownOutcome(t *testing.T) {
 	}
 }
 
-// TestLateUpdate: an update whose reply was lost lands after the member has turned back.
+// TestLateUpdate: an update whose reply was lost is done after the member has returned to the
+// former encoding.
 func TestLateUpdate(t *testing.T) {
 	w := withWidgets(t)
 	own := agree.Report{Server: w.m.ID(), Encoding: v2, Decodable: []string{string(v1), string(v2)}}
@@ -237,8 +239,8 @@ func TestCRDStatusChangesCostNothing(t *testing.T) {
 	}
 }
 
-// TestCRDServedVersions: a change that does not touch the encoding is reported without closing
-// the resource.
+// TestCRDServedVersions: a change of the served versions alone is reported without closing the
+// resource for writes.
 func TestCRDServedVersions(t *testing.T) {
 	w := withWidgets(t)
 	crd := w.setCRD("v1")
@@ -307,7 +309,7 @@ func TestRebuild(t *testing.T) {
 	var w *world
 	w = withWidgets(t, func(c *Config) {
 		c.Rebuild = func(_ context.Context, crd string, gr schema.GroupResource, served string) {
-			w.expectOpen(gr, agree.Encoding(served)) // open, and no lock is held
+			w.expectOpen(gr, agree.Encoding(served)) // is open, and the member holds no lock
 			calls = append(calls, crd+" "+gr.String()+" "+served)
 		}
 	})
@@ -316,7 +318,7 @@ func TestRebuild(t *testing.T) {
 	}
 	w.m.ObserveCRD(w.setCRD("v2"))
 	w.settle()
-	w.setReports(widgets) // lost, and made again
+	w.setReports(widgets) // the report is lost
 	reports, mod := w.reports(widgets)
 	if err := w.m.Moved(t.Context(), widgets, v2, mod, mod, reports); !apierrors.IsServiceUnavailable(err) {
 		t.Errorf("Moved: %v", err)
@@ -327,7 +329,8 @@ func TestRebuild(t *testing.T) {
 	}
 }
 
-// TestStoreKnowsMore: the CR handler builds a store before the CRD's event has come.
+// TestStoreKnowsMore: apiextensions builds a store for a changed CRD before the member has the
+// CRD's event.
 func TestStoreKnowsMore(t *testing.T) {
 	for _, known := range []bool{true, false} {
 		w := newWorld(t, nil)
@@ -357,7 +360,7 @@ func TestStoreKnowsMore(t *testing.T) {
 	t.Run("less: the CRD changed before the first report", func(t *testing.T) {
 		w := newWorld(t, nil)
 		w.register()
-		w.setCRD("v1") // for which the store is built
+		w.setCRD("v1") // the store is built for this version
 		w.m.ObserveCRD(w.setCRD("v2"))
 		w.settle()
 		w.Took()

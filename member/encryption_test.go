@@ -10,8 +10,9 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// A changed key moves the reports, of built-in and of custom resources: writes with the old
-// key are superseded, those with the new one wait for the report, and the gate stays open.
+// TestSetEncryption: with a changed key, built-in and custom resources are reported again. Writes
+// with the old key are superseded, writes with the new key wait for the report, and the gate stays
+// open.
 func TestSetEncryption(t *testing.T) {
 	const a, b = agree.Seal("p:v1:a:1"), agree.Seal("p:v1:b:2")
 	with := func(seal agree.Seal) func(schema.GroupResource) agree.Seal {
@@ -37,7 +38,7 @@ func TestSetEncryption(t *testing.T) {
 
 	w.m.SetEncryption(Encryption{Config: "sha256:b", Keys: "{}", Seal: with(b)})
 	inA, inB := agree.Encoding("v1").Sealed(a), agree.Encoding("v1").Sealed(b)
-	// Until the report has moved, values with the old key may still be written.
+	// Until the report has changed, values may be written with the old key.
 	w.expectOpen(secrets, inA)
 	if _, err := w.m.Revision(t.Context(), secrets, inB); err == nil || errors.Is(err, agree.ErrSuperseded) {
 		t.Errorf("with the new key, before its report: %v", err)
@@ -48,7 +49,8 @@ func TestSetEncryption(t *testing.T) {
 	closed := false
 	w.Before = func(call string) error {
 		if call == "update status StorageVersion "+storageversion.Name(secrets) {
-			// The report is on its way: neither key has a permission, and nobody is turned away.
+			// While the update is on its way, neither key may be written, but the gate refuses no
+			// request.
 			_, errA := w.m.Revision(t.Context(), secrets, inA)
 			_, errB := w.m.Revision(t.Context(), secrets, inB)
 			closed = errors.Is(errA, agree.ErrSuperseded) && errB != nil
@@ -79,7 +81,7 @@ func TestSetEncryption(t *testing.T) {
 	if got := w.lease(id).Annotations[storageversion.EncryptionKeysAnnotation]; got != "{}" {
 		t.Errorf("the Lease tells of keys %q", got)
 	}
-	// A later definition has the key, too.
+	// The report of a CRD that changes later has the new key, too.
 	w.m.ObserveCRD(w.setCRD("v2"))
 	w.settle()
 	w.expectOpen(widgets, agree.Encoding("example.com/v2").Sealed(b))

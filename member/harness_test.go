@@ -30,7 +30,8 @@ var (
 	widgets    = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 )
 
-// world is an API with one member; the calls that go over the wire are recorded and can fail.
+// world is a fake API with one member. The calls of the member are recorded, and a test can make them
+// fail.
 type world struct {
 	*fakeapi.API
 	t      testing.TB
@@ -38,7 +39,7 @@ type world struct {
 	clock  *clocktesting.FakeClock
 	m      *Member
 	buried []agree.ServerID
-	// dropStatus: StorageVersions are written without their status, once.
+	// dropStatus makes the next update of a StorageVersion lose its status.
 	dropStatus bool
 }
 
@@ -47,8 +48,8 @@ func builtin(gr schema.GroupResource) Resource {
 	return Resource{GroupResource: gr, Encoding: agree.Encoding(gv), Decodable: []string{gv}, Served: []string{gv}}
 }
 
-// newWorld returns a member with these built-in resources that is not registered. edit
-// changes its configuration.
+// newWorld returns a member with these built-in resources. It is not registered yet. edit changes its
+// configuration.
 func newWorld(t testing.TB, builtins []Resource, edit ...func(*Config)) *world {
 	t.Helper()
 	w := &world{t: t, clock: clocktesting.NewFakeClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))}
@@ -76,8 +77,8 @@ func newWorld(t testing.TB, builtins []Resource, edit ...func(*Config)) *world {
 	return w
 }
 
-// updateStatus keeps the Seals beside the reports, as the server's strategy
-// does; the fake client writes no annotation with a status.
+// updateStatus keeps the annotation with the Seals when a status is updated, as the server's strategy
+// does; the fake client writes no annotations with a status.
 func (w *world) updateStatus(ctx context.Context, c client.Client, o client.Object, opts ...client.SubResourceUpdateOption) error {
 	if sv, ok := o.(*v1alpha1.StorageVersion); ok && w.dropStatus {
 		sv.Status, w.dropStatus = v1alpha1.StorageVersionStatus{}, false
@@ -109,7 +110,7 @@ func (w *world) register() agree.ServerID {
 	return w.m.ID()
 }
 
-// Report makes one attempt to report one resource, whether it is due or not.
+// Report reports one resource, once, whether that is due or not.
 func (m *Member) Report(ctx context.Context, gr schema.GroupResource) error {
 	m.mu.Lock()
 	c, err := m.claim(gr)
@@ -120,7 +121,7 @@ func (m *Member) Report(ctx context.Context, gr schema.GroupResource) error {
 	return m.process(ctx, []claim{c})
 }
 
-// settle steps, with the clock, until nothing is due.
+// settle steps the member and the clock until nothing is due.
 func (w *world) settle() {
 	w.t.Helper()
 	var err error
@@ -141,7 +142,7 @@ func (w *world) settle() {
 	w.t.Fatalf("the member does not settle; last error: %v; state: %v", err, w.m.Snapshot())
 }
 
-// reports returns the StorageVersion's reports as "server:encoding", and its revision.
+// reports returns the reports in the StorageVersion, and its revision.
 func (w *world) reports(gr schema.GroupResource) (reports []agree.Report, revision int64) {
 	w.t.Helper()
 	w.Quietly(func() {
@@ -161,7 +162,7 @@ func (w *world) reports(gr schema.GroupResource) (reports []agree.Report, revisi
 	return reports, revision
 }
 
-// setReports writes reports as others would.
+// setReports writes the reports as another server would.
 func (w *world) setReports(gr schema.GroupResource, reports ...agree.Report) {
 	w.t.Helper()
 	w.Quietly(func() {
@@ -206,7 +207,8 @@ func (w *world) deleteLease(id agree.ServerID) {
 	})
 }
 
-// accepted has these versions, stores one of them, and its names are accepted.
+// accepted returns the spec and status of a CRD with these versions, one storage version and accepted
+// names.
 func accepted(plural, storage string, versions ...string) (spec apiextensionsv1.CustomResourceDefinitionSpec, status apiextensionsv1.CustomResourceDefinitionStatus) {
 	spec.Group, spec.Names.Plural = "example.com", plural
 	for _, v := range versions {
@@ -216,7 +218,7 @@ func accepted(plural, storage string, versions ...string) (spec apiextensionsv1.
 	return spec, status
 }
 
-// setCRD stores the CRD of widgets with versions v1 and v2 and returns it as an informer would see it.
+// setCRD writes the CRD of widgets with versions v1 and v2, and returns it as an informer has it.
 func (w *world) setCRD(storage string) *apiextensionsv1.CustomResourceDefinition {
 	w.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
@@ -251,8 +253,8 @@ func (w *world) status(gr schema.GroupResource) Status {
 	return Status{}
 }
 
-// expectOpen demands that the resource is open in enc and that the report which
-// permits it stands at the very revision handed out.
+// expectOpen asserts that the resource may be written in enc, and that the revision which the member
+// returns for that is the StorageVersion's, with the member's report of enc.
 func (w *world) expectOpen(gr schema.GroupResource, enc agree.Encoding) {
 	w.t.Helper()
 	revision, err := w.m.Revision(w.t.Context(), gr, enc)
@@ -285,7 +287,7 @@ func expectHistogram(t *testing.T, registry metrics.KubeRegistry, name string, c
 	t.Errorf("no metric %s", name)
 }
 
-// eventually waits for a condition of something that runs by itself.
+// eventually waits for a condition that another goroutine brings about.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	err := apiwait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 20*time.Second, true,
@@ -302,7 +304,7 @@ func (w *world) exists(id agree.ServerID) (exists bool) {
 	return exists
 }
 
-// observe delivers the watch event of a StorageVersion.
+// observe gives the member the watch event of a StorageVersion.
 func (w *world) observe(gr schema.GroupResource) {
 	w.Quietly(func() {
 		sv := &v1alpha1.StorageVersion{}

@@ -77,7 +77,7 @@ func TestRegister(t *testing.T) {
 }
 
 func TestRegisterCreatesTheNamespace(t *testing.T) {
-	for _, exists := range []bool{false, true} { // true: somebody else is faster
+	for _, exists := range []bool{false, true} { // true: another server creates it first
 		w := newWorld(t, nil)
 		missing := true
 		w.Before = func(call string) error {
@@ -103,7 +103,8 @@ func TestRegisterCreatesTheNamespace(t *testing.T) {
 	}
 }
 
-// TestRegisterNeverReusesAnID: the first Lease may exist although the reply was lost.
+// TestRegisterNeverReusesAnID: if the reply to the Lease's creation is lost, the next attempt uses another ID,
+// since the first Lease may exist.
 func TestRegisterNeverReusesAnID(t *testing.T) {
 	w := newWorld(t, nil)
 	w.After = func(string) error { return errBroken }
@@ -123,8 +124,8 @@ func TestRegisterNeverReusesAnID(t *testing.T) {
 	}
 }
 
-// TestRegisterAgainUnderTheSameID: where nobody would collect the Lease of an attempt that was answered late, there
-// is only one for all attempts, and another one for the next registration.
+// TestRegisterAgainUnderTheSameID: with SameID, all attempts of one registration use one Lease, since nobody would
+// delete the Leases of attempts that were answered late. The next registration uses another one.
 func TestRegisterAgainUnderTheSameID(t *testing.T) {
 	w := newWorld(t, nil, func(c *Config) { c.SameID = true })
 	for _, fault := range []func(func(string) error){
@@ -162,7 +163,7 @@ func TestRenew(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		change  func(w *world, id agree.ServerID)
-		update  error // of the first attempt
+		update  error // for the first attempt
 		get     error
 		gone    bool
 		renewed bool
@@ -259,7 +260,7 @@ func TestDepart(t *testing.T) {
 	bury := w.m.cfg.Bury
 	w.m.cfg.Bury = func(ctx context.Context, id agree.ServerID) error {
 		if failures--; failures >= 0 {
-			go w.clock.Step(time.Minute) // the back-off passes
+			go w.clock.Step(time.Minute) // the back-off is over
 			return errBroken
 		}
 		return bury(ctx, id)
@@ -299,7 +300,7 @@ func TestDepart(t *testing.T) {
 	}
 }
 
-// TestDepartWaits: a report that is under way must not be made after the burial.
+// TestDepartWaits: Depart waits for a report that is under way, so that none is made after the burial.
 func TestDepartWaits(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)})
 	w.register()

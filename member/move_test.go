@@ -10,8 +10,8 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// TestMoveFromWatch: a StorageVersion that the watch showed is not read again, and the
-// participants still come after it.
+// TestMoveFromWatch: a StorageVersion that came by the watch is not read again before it is
+// updated. The participants are still read after it.
 func TestMoveFromWatch(t *testing.T) {
 	const (
 		move = "list LeaseList; update status StorageVersion example.com.widgets; get CustomResourceDefinition widgets.example.com"
@@ -20,7 +20,7 @@ func TestMoveFromWatch(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		disturb  func(w *world)
-		observed bool // after the disturbance
+		observed bool // the member gets the watch event afterwards
 		want     string
 	}{
 		{"it is the last one", func(*world) {}, true, move},
@@ -47,15 +47,15 @@ func TestMoveFromWatch(t *testing.T) {
 	}
 }
 
-// join has another server register and report widgets.
+// join registers another server, which reports widgets.
 func (w *world) join(enc agree.Encoding) {
 	w.addLease("other")
 	reports, _ := w.reports(widgets)
 	w.setReports(widgets, append(reports, agree.Report{Server: "other", Encoding: enc, Decodable: []string{string(enc)}})...)
 }
 
-// TestMoveOfAnotherCRD: the StorageVersion of an earlier CRD, as the watch showed it, is not
-// taken for the later one's.
+// TestMoveOfAnotherCRD: a StorageVersion that came by the watch and belongs to an earlier CRD is
+// not taken for that of the new CRD.
 func TestMoveOfAnotherCRD(t *testing.T) {
 	w := withWidgets(t)
 	w.observe(widgets)
@@ -69,8 +69,8 @@ func TestMoveOfAnotherCRD(t *testing.T) {
 	w.expectOpen(widgets, v2)
 }
 
-// TestWritesWaitForMove: writes of a custom resource whose report is about to move are
-// held back, for a while, and nothing else is.
+// TestWritesWaitForMove: writes of a custom resource whose report is about to change are held back
+// for a limited time; reads are not.
 func TestWritesWaitForMove(t *testing.T) {
 	w := withWidgets(t, func(c *Config) { c.WaitLimit = time.Minute })
 	send := func(verb string) <-chan struct{} {
@@ -100,5 +100,5 @@ func TestWritesWaitForMove(t *testing.T) {
 	held = send("update")
 	eventually(t, "the write waits", w.clock.HasWaiters)
 	w.clock.Step(settleLimit)
-	<-held // the report has not moved, and now the store has to answer
+	<-held // the report has not changed; the store has to refuse the write
 }

@@ -29,12 +29,12 @@ func TestMoved(t *testing.T) {
 	)
 	for _, tc := range []struct {
 		name   string
-		enc    agree.Encoding // of the store
-		report agree.Encoding // own report that was found; "": none
-		old    bool           // the answer is older than the revision known
-		back   bool           // so is the StorageVersion, though the answer is not
+		enc    agree.Encoding // that the store writes
+		report agree.Encoding // the own report that was found; "" if there is none
+		old    bool           // the answer is older than the known revision
+		back   bool           // the StorageVersion is older than the known revision, but the answer is not
 		want   int
-		open   bool // afterwards
+		open   bool // whether the resource is open afterwards
 	}{
 		{name: "somebody else joined or left", enc: v2, report: v2, want: again, open: true},
 		{name: "the store is superseded", enc: v1, report: v2, want: supersededBy, open: true},
@@ -112,7 +112,7 @@ func TestMoved(t *testing.T) {
 		w.deleteLease(old)
 		w.m.ObserveLeases(nil, 1000)
 		w.register()
-		reports, mod := w.reports(widgets) // those of the old ID still stand
+		reports, mod := w.reports(widgets) // the report of the old ID is still there
 		if len(reports) != 1 || reports[0].Server != old {
 			t.Fatalf("reports %v", reports)
 		}
@@ -142,7 +142,7 @@ func TestMoved(t *testing.T) {
 	})
 }
 
-// TestRevisionWaits: for custom resources only, until they open or the limit has passed.
+// TestRevisionWaits: Revision waits for custom resources only, until they are open or the limit has passed.
 func TestRevisionWaits(t *testing.T) {
 	type result struct {
 		revision int64
@@ -223,8 +223,8 @@ func TestWrongStore(t *testing.T) {
 	}
 }
 
-// TestEtcdBegunAnew: after an etcd has begun anew its revisions are lower than those at which the reports of an
-// earlier registration were lost. The new one's stand all the same.
+// TestEtcdBegunAnew: a new etcd has lower revisions than those at which the reports of an earlier registration were
+// lost. The reports of the new registration count all the same.
 func TestEtcdBegunAnew(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)})
 	old := w.register()
@@ -240,8 +240,8 @@ func TestEtcdBegunAnew(t *testing.T) {
 	w.expectOpen(secrets, "v1")
 }
 
-// TestLateReportIsNotForgotten: the report that a former attempt sent has arrived since the read that
-// finds the report as it is to be.
+// TestLateReportIsNotForgotten: a read finds the wanted report; then the report of an earlier attempt arrives, and
+// the member learns of that first. The older read does not open the resource.
 func TestLateReportIsNotForgotten(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		s := newState(true)
@@ -326,8 +326,8 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestGateWithoutStorage: while the storage is away requests that would write to it are
-// refused, but not those that the server itself needs to come back.
+// TestGateWithoutStorage: while etcd does not answer, requests that would write to it are refused, except for those
+// by which the server itself recovers.
 func TestGateWithoutStorage(t *testing.T) {
 	var away error
 	w := newWorld(t, []Resource{builtin(secrets), builtin(leases)}, func(c *Config) { c.Storage = func() error { return away } })
@@ -363,7 +363,8 @@ func TestGateWithoutStorage(t *testing.T) {
 	}
 }
 
-// TestGateOfDeletes: a storage that takes deletes only gets them, what stores nothing, and nothing else that writes.
+// TestGateOfDeletes: while the storage accepts deletes only, the gate lets deletes pass and requests that store
+// nothing, and refuses all other writes.
 func TestGateOfDeletes(t *testing.T) {
 	full := fmt.Errorf("no space: %w", ErrDeletesOnly)
 	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Storage = func() error { return full } })
@@ -386,8 +387,8 @@ func TestGateOfDeletes(t *testing.T) {
 	}
 }
 
-// TestUnregisteredWithoutStorage: a delete that such a storage would take is told why the server
-// cannot register.
+// TestUnregisteredWithoutStorage: if the server has lost its Lease while the storage accepts deletes only, a delete
+// is refused, with the reason why the server cannot register.
 func TestUnregisteredWithoutStorage(t *testing.T) {
 	var away error
 	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) { c.Storage = func() error { return away } })

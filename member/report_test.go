@@ -26,8 +26,8 @@ func conflict(call string) error {
 	return apierrors.NewConflict(storageversion.Resource, call, errors.New("modified"))
 }
 
-// TestOrder holds every attempt to the order of DESIGN 3.1.2: StorageVersion, then
-// participants, then the write, "in this order again on every retry".
+// TestOrder asserts the order of DESIGN 3.1.2 in every attempt: read the StorageVersion, then the participants,
+// then write, "in this order again on every retry".
 func TestOrder(t *testing.T) {
 	const (
 		read   = "get StorageVersion core.secrets; list LeaseList"
@@ -38,8 +38,8 @@ func TestOrder(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		present bool
-		fail    map[string]error // the first such call fails
-		want    []string         // one per attempt
+		fail    map[string]error // the first call of this name fails
+		want    []string         // the calls of each attempt
 	}{
 		{name: "created before the participants are read (DESIGN 3.8)", want: []string{create + "; list LeaseList" + update}},
 		{name: "updated", present: true, want: []string{read + update}},
@@ -98,8 +98,8 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestOrderOfMany: "many resources: list StorageVersions, then list Leases, then update
-// in parallel", conflicts each for its own.
+// TestOrderOfMany: "many resources: list StorageVersions, then list Leases, then update in parallel". A conflict
+// makes only its own resource be tried again.
 func TestOrderOfMany(t *testing.T) {
 	var rs []Resource
 	for i := range manyResources {
@@ -184,7 +184,7 @@ func TestListErrorDelaysAllTogether(t *testing.T) {
 	}
 }
 
-// TestPlan quotes KEP-2339, "Updating StorageVersion".
+// TestPlan has the cases of KEP-2339, "Updating StorageVersion".
 func TestPlan(t *testing.T) {
 	own := agree.Report{Server: "self", Encoding: "v1", Decodable: []string{"v1"}, Served: []string{"v1"}}
 	other := func(id agree.ServerID) agree.Report {
@@ -224,8 +224,8 @@ func TestPlan(t *testing.T) {
 	})
 }
 
-// TestReplicaCutOff: a StorageVersion that is made anew says from its first report on that a replica which may
-// still write is missing.
+// TestReplicaCutOff: a new StorageVersion has a report of Unknown, from its first report on, for a replica that
+// may still write and has not reported there.
 func TestReplicaCutOff(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(widgets)}, func(c *Config) { c.Labels = map[string]string{storageversion.AggregatedLabel: "5a1c"} })
 	self := w.register()
@@ -259,8 +259,8 @@ func TestReplicaCutOff(t *testing.T) {
 	}
 }
 
-// TestStoredWithoutReport: a revision is handed out only if the reports at it contain
-// ours, whatever was sent: a strategy may drop it.
+// TestStoredWithoutReport: Revision returns a revision only if the stored reports at it contain the member's own,
+// whatever was sent: the API server may drop it.
 func TestStoredWithoutReport(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)})
 	w.register()
@@ -278,7 +278,7 @@ func TestStoredWithoutReport(t *testing.T) {
 	w.expectOpen(secrets, "v1")
 }
 
-// TestLostDuringReport: the watch sees the report go after the worker has read it.
+// TestLostDuringReport: a watch event says that the report is gone after the worker has read it.
 func TestLostDuringReport(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets)})
 	w.register()
@@ -351,8 +351,9 @@ func TestReportedWaitsForCustomResources(t *testing.T) {
 	}
 }
 
-// TestMarkAfterLoss: the watch hangs, the StorageVersion is lost, and another server, which finds no mark on this
-// one's Lease, makes it anew and agrees alone. The mark that comes then is no leave to write.
+// TestMarkAfterLoss: while the watch hangs, the StorageVersion is deleted. Another server finds no mark on this
+// server's Lease ("has reported") and makes the StorageVersion anew without it. The mark that is set after that
+// does not allow this server to write.
 func TestMarkAfterLoss(t *testing.T) {
 	aggregated := func(c *Config) {
 		c.Labels = map[string]string{storageversion.AggregatedLabel: "5a1c"}
@@ -398,7 +399,8 @@ func TestMarkAfterLoss(t *testing.T) {
 		t.Errorf("the StorageVersions are listed at every renewal, %v", err)
 	}
 
-	// Somebody has taken the mark away, for as long as which a loss binds nobody.
+	// Somebody removes the mark from the Lease. Until it is set again, other servers would not miss this one's
+	// report.
 	w.Quietly(func() {
 		lease := w.lease(self)
 		delete(lease.Annotations, storageversion.ReportedAnnotation)
@@ -417,7 +419,7 @@ func TestOwnLeaseGone(t *testing.T) {
 	w.settle()
 	w.expectOpen(configMaps, "v1")
 	w.deleteLease(old)
-	w.setReports(secrets) // buried
+	w.setReports(secrets) // the collector has buried it
 	w.Took()
 
 	err := w.m.Report(t.Context(), secrets)

@@ -15,8 +15,8 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// made returns the uid of the CRD that the StorageVersion of widgets names, and the
-// StorageVersion's own.
+// made returns the uid of the CRD that the StorageVersion of widgets was made for, and the uid of
+// the StorageVersion.
 func (w *world) made() (crd, own types.UID) {
 	w.t.Helper()
 	w.Quietly(func() {
@@ -28,7 +28,7 @@ func (w *world) made() (crd, own types.UID) {
 	return crd, own
 }
 
-// settled steps a member, with the clock, until it has nothing to do.
+// settled steps a member and the clock until the member has nothing to do.
 func (w *world) settled(m *Member) {
 	w.t.Helper()
 	for range 100 {
@@ -55,8 +55,8 @@ func withTwo(t *testing.T) (w *world, b *Member) {
 	return w, b
 }
 
-// TestReplacedOnce: servers that learn of the new CRD one after the other do not delete
-// each other's StorageVersions.
+// TestReplacedOnce: two servers learn of the new CRD one after the other. The second does not
+// delete the StorageVersion that the first one made.
 func TestReplacedOnce(t *testing.T) {
 	w, b := withTwo(t)
 	w.deleteCRD(w.setCRD("v1"))
@@ -77,8 +77,8 @@ func TestReplacedOnce(t *testing.T) {
 	w.expectOpen(widgets, v1)
 }
 
-// TestLateServerDoesNotReplace: a server that still knows only an earlier CRD reads the CRD
-// before it deletes the StorageVersion that was made for the later one.
+// TestLateServerDoesNotReplace: a server that only knows an earlier CRD reads the CRD before it
+// would delete the StorageVersion, and so finds that it was made for the later CRD.
 func TestLateServerDoesNotReplace(t *testing.T) {
 	for _, event := range []string{"served versions", "deleted"} {
 		t.Run(event, func(t *testing.T) {
@@ -106,8 +106,8 @@ func TestLateServerDoesNotReplace(t *testing.T) {
 	}
 }
 
-// TestMadeAgainBetweenReads: the CRD is made again, and reported, between the read that
-// found none and the read of the StorageVersion.
+// TestMadeAgainBetweenReads: one server finds no CRD. Before it reads the StorageVersion, the CRD
+// is made again, and another server reports it.
 func TestMadeAgainBetweenReads(t *testing.T) {
 	w, b := withTwo(t)
 	crd := w.setCRD("v1")
@@ -118,14 +118,14 @@ func TestMadeAgainBetweenReads(t *testing.T) {
 		w.settled(b)
 	})
 	w.settled(w.m)
-	if n := strings.Count(w.Took(), "delete StorageVersion"); n != 1 { // b's, of the old one
+	if n := strings.Count(w.Took(), "delete StorageVersion"); n != 1 { // the other server deletes the old one
 		t.Errorf("deleted %d times", n)
 	}
 	w.expectOpen(widgets, v2)
 }
 
-// TestDeletedWithoutAnEvent: the other's deletion of the StorageVersion comes before the
-// CRD's event. It is not made again for a CRD that is gone.
+// TestDeletedWithoutAnEvent: another server deletes the StorageVersion before this one gets the
+// event of the CRD's deletion. This server does not make the StorageVersion again.
 func TestDeletedWithoutAnEvent(t *testing.T) {
 	w, b := withTwo(t)
 	crd := w.setCRD("v1")
@@ -143,7 +143,7 @@ func TestDeletedWithoutAnEvent(t *testing.T) {
 	}
 }
 
-// TestNamesLost: only the own report is dropped while the CRD exists.
+// TestNamesLost: while the CRD exists, a server that does not serve it drops only its own report.
 func TestNamesLost(t *testing.T) {
 	w, b := withTwo(t)
 	crd := w.setCRD("v1")
@@ -158,7 +158,7 @@ func TestNamesLost(t *testing.T) {
 	}
 }
 
-// TestReplaceConflict: a StorageVersion that changed since it was read is not deleted.
+// TestReplaceConflict: a StorageVersion that was changed after it was read is not deleted.
 func TestReplaceConflict(t *testing.T) {
 	w, b := withTwo(t)
 	w.deleteCRD(w.setCRD("v1"))
@@ -174,8 +174,8 @@ func TestReplaceConflict(t *testing.T) {
 	w.expectOpen(widgets, v2)
 }
 
-// TestUnservedIsNotGone: a 404 for a path that is not served, as while an API server
-// starts, says nothing about a CRD or a StorageVersion.
+// TestUnservedIsNotGone: a 404 for a path that is not served, as by an API server that is starting,
+// does not mean that a CRD or a StorageVersion does not exist.
 func TestUnservedIsNotGone(t *testing.T) {
 	unserved := apierrors.NewGenericServerResponse(http.StatusNotFound, "get", storageversion.Resource, "x", "404 page not found", 0, true)
 	for _, path := range []string{"get CustomResourceDefinition", "list CustomResourceDefinitionList", "get StorageVersion", "delete StorageVersion"} {

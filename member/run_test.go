@@ -24,7 +24,7 @@ import (
 	"github.com/concord-dev/concord/member/timing"
 )
 
-// TestRun lets the loops and watches do everything by themselves, on the real clock.
+// TestRun runs a member with its loops and watches, on the real clock.
 func TestRun(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets), builtin(configMaps)}, func(c *Config) {
 		c.Clock = clock.RealClock{}
@@ -87,7 +87,8 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// reported says whether the server's report of secrets stands and is known to.
+// reported says whether the StorageVersion of secrets has the server's report, at the revision that
+// the member knows.
 func reported(w *world, id agree.ServerID) bool {
 	reports, at := w.reports(secrets)
 	return slices.ContainsFunc(reports, func(r agree.Report) bool { return r.Server == id }) && w.status(secrets).Revision == at
@@ -102,7 +103,8 @@ func TestRunAfterDepart(t *testing.T) {
 	}
 }
 
-// TestAgreementMetric: from the change that ended the agreement until all agree again.
+// TestAgreementMetric: the metric measures the time from the change that ends the agreement to the
+// next agreement.
 func TestAgreementMetric(t *testing.T) {
 	m := timing.NewMetrics()
 	registry := metrics.NewKubeRegistry()
@@ -116,9 +118,9 @@ func TestAgreementMetric(t *testing.T) {
 		{in("a", v1), in("b", v1)},
 		{in("a", v2), in("b", v1)}, // the agreement ends
 		{in("b", v1), in("a", v2)},
-		{in("b", v2), in("a", v2)}, // 2 s later it is back
+		{in("b", v2), in("a", v2)}, // servers agree again, 2 s later
 		{in("b", v1)},
-		nil, // nobody is left to agree
+		nil, // no server reports
 		{in("a", v1), in("b", v2)},
 		nil,
 		{in("a", v1)},
@@ -130,7 +132,7 @@ func TestAgreementMetric(t *testing.T) {
 	expectHistogram(t, registry, "concord_storageversion_agreement_duration_seconds", 1, 2)
 }
 
-// TestPanics: whichever call panics once, the member registers and reports, and leaves in order.
+// TestPanics: one call panics, once; the member registers, reports and leaves all the same.
 func TestPanics(t *testing.T) {
 	for _, call := range []string{
 		"create Lease", "list StorageVersionList", "list LeaseList", "create StorageVersion", "update status StorageVersion", "get CustomResourceDefinition",
@@ -162,7 +164,7 @@ func TestPanics(t *testing.T) {
 				defer cancel()
 				wg.Go(func() { w.m.Run(ctx) })
 				eventually(t, "ready", func() bool { return w.m.Ready() == nil && w.status(widgets).Open })
-				eventually(t, call, func() bool { // some come only after it is ready
+				eventually(t, call, func() bool { // some calls come only when it is ready
 					mu.Lock()
 					defer mu.Unlock()
 					return panicked
@@ -201,15 +203,14 @@ func TestUnreported(t *testing.T) {
 	}
 }
 
-// TestUnreportedIsLogged: the log names a resource whose report is under way for too long, and the
-// attempt, until it is reported.
+// TestUnreportedIsLogged: while a report takes too long, the log names its resource and the attempt.
 func TestUnreportedIsLogged(t *testing.T) {
 	var lines []string
 	w := newWorld(t, []Resource{builtin(secrets)}, func(c *Config) {
 		c.Logger = funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 	})
 	w.register()
-	lines = nil // of the registration
+	lines = nil // drops the lines of the registration
 	w.m.mu.Lock()
 	c, err := w.m.claim(secrets)
 	w.m.mu.Unlock()
@@ -227,10 +228,11 @@ func TestUnreportedIsLogged(t *testing.T) {
 	}
 }
 
-// hanging is a client one of whose calls never answers: before it is done, or after.
+// hanging is a client of which one call never answers; the call hangs before it is done, or
+// afterwards.
 type hanging struct {
 	mu    sync.Mutex
-	call  string // the beginning of its name; empty: none
+	call  string // the beginning of the call's name; if empty, no call hangs
 	after bool
 	hangs bool
 	has   bool
@@ -263,7 +265,8 @@ func (h *hanging) do(ctx context.Context, call string, do func() error) error {
 
 func (h *hanging) now() bool { h.mu.Lock(); defer h.mu.Unlock(); return h.hangs }
 
-// in has the client hang. The requests of reflectors do not: they have no end.
+// in puts the client into the configuration. Requests of reflectors do not hang, since watches have no
+// end anyway.
 func (h *hanging) in(c *Config) {
 	c.Client = interceptor.NewClient(c.Client, interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
@@ -284,7 +287,7 @@ func (h *hanging) in(c *Config) {
 	})
 }
 
-// goOn has the time pass: a call that hangs waits for its limit, one that failed for its next attempt.
+// goOn lets time pass: up to the limit of a call that hangs, or to the next attempt after an error.
 func (w *world) goOn(h *hanging) {
 	step := 20 * time.Millisecond
 	if h.now() {
@@ -293,8 +296,8 @@ func (w *world) goOn(h *hanging) {
 	w.clock.Step(step)
 }
 
-// TestHangs: a call that never answers, once, is given up and tried again; what another attempt
-// needs meanwhile is not held up for ever.
+// TestHangs: a call that never answers is given up and tried again, and other attempts do not wait for
+// it for ever.
 func TestHangs(t *testing.T) {
 	for _, call := range []string{
 		"list *v1alpha1.StorageVersionList", "list *v1.LeaseList", "list *v1.CustomResourceDefinitionList",
@@ -334,7 +337,7 @@ func TestHangs(t *testing.T) {
 	}
 }
 
-// start runs the member; the function that it returns ends that.
+// start runs the member, and returns a function that stops it.
 func (w *world) start() (end func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var wg sync.WaitGroup
@@ -342,7 +345,7 @@ func (w *world) start() (end func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// TestLimit: an attempt for claims that failed before gets more time, within bounds.
+// TestLimit: an attempt for resources that failed before gets more time, within bounds.
 func TestLimit(t *testing.T) {
 	for _, test := range []struct {
 		lease  time.Duration
@@ -353,7 +356,7 @@ func TestLimit(t *testing.T) {
 		{15 * time.Second, []claim{{failures: 1}, {}}, 30 * time.Second},
 		{15 * time.Second, []claim{{failures: 100}}, 2 * time.Minute},
 		{time.Second, nil, minLimit},
-		{10 * 365 * 24 * time.Hour, nil, maxLimit}, // that of an aggregated server in its host
+		{10 * 365 * 24 * time.Hour, nil, maxLimit}, // the duration of an aggregated server's Lease in its host
 	} {
 		w := newWorld(t, nil, func(c *Config) { c.LeaseDuration, c.RenewInterval = test.lease, test.lease/3 })
 		if got := w.m.limit(test.claims...); got != test.want {

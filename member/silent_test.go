@@ -17,7 +17,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// silent makes the world's member that of a server with the gate off.
+// silent makes the world's member that of a server with the gate StorageVersionAPI off.
 func silent(erase func(context.Context) error) func(*Config) {
 	return func(c *Config) { c.Erase, c.Bury = erase, nil }
 }
@@ -51,8 +51,8 @@ func (w *world) expectAdmits(want bool) {
 	}
 }
 
-// TestSilent: the Lease, which says that no report will come, stands before the
-// StorageVersions are deleted, and no write passes before they are (DESIGN 3.8).
+// TestSilent: the Lease that says "no reports" is created before the StorageVersions are deleted, and writes are
+// refused until they are deleted (DESIGN 3.8).
 func TestSilent(t *testing.T) {
 	failing := errBroken
 	var w *world
@@ -139,7 +139,7 @@ func TestSilent(t *testing.T) {
 	}
 }
 
-// TestSilentRun: the loops do the same.
+// TestSilentRun: Run does the same by itself.
 func TestSilentRun(t *testing.T) {
 	erased := 0
 	w := newWorld(t, nil, silent(func(context.Context) error { erased++; return nil }))
@@ -163,8 +163,8 @@ func (w *world) erase() {
 	})
 }
 
-// TestBesideSilent: a silent server's arrival and end as another server sees them, with
-// its deletion at every moment of a report.
+// TestBesideSilent: a server with the gate off starts and stops, as another server sees it. It deletes the
+// StorageVersions at each call of the other server's report.
 func TestBesideSilent(t *testing.T) {
 	const off agree.ServerID = "apiserver-off"
 	for _, at := range []string{
@@ -203,9 +203,8 @@ func (w *world) addSilent(id agree.ServerID) {
 	})
 }
 
-// TestStockServer: beside the Lease of a kube-apiserver without Concord the reports say
-// Unknown for it, and why; beside the one that upstream's code keeps in a Concord process
-// they do not.
+// TestStockServer: for the Lease of a kube-apiserver without Concord, the other servers report Unknown, with the
+// reason. For the Lease that upstream's code keeps in a Concord process they report nothing.
 func TestStockServer(t *testing.T) {
 	const stock = "apiserver-kkqhvpzxapvqo7nmmyypiqz3ie"
 	w := newWorld(t, []Resource{builtin(secrets)})
@@ -229,7 +228,7 @@ func TestStockServer(t *testing.T) {
 
 	w.addLease(stock)
 	strip(stock)
-	w.setReports(secrets) // its report is lost, and made again
+	w.setReports(secrets) // the report is lost
 	w.observe(secrets)
 	w.settle()
 	reports, _ = w.reports(secrets)
@@ -238,7 +237,7 @@ func TestStockServer(t *testing.T) {
 	}
 	w.expectOpen(secrets, "v1")
 
-	// Without the annotations on its Lease this server counts as one that does not report.
+	// Without the annotations on its Lease, this server would count as one that does not report.
 	id := w.m.ID()
 	w.m.ObserveLease(strip(id), false)
 	if w.m.ID() != "" {
@@ -246,8 +245,9 @@ func TestStockServer(t *testing.T) {
 	}
 }
 
-// TestSilentTellsTimeByItself: the time that is compared with the Lease's duration has a monotonic reading. The time
-// on the Lease has none: a clock that is set back while the process is stopped would hide that the Lease has run out.
+// TestSilentTellsTimeByItself: the time of the last renewal, which is compared with the Lease's duration, has a
+// monotonic reading. The time on the Lease has none: if the clock were set back while the process is stopped, the
+// server would not notice that its Lease has expired.
 func TestSilentTellsTimeByItself(t *testing.T) {
 	w := newWorld(t, nil, silent(func(context.Context) error { return nil }))
 	w.m.cfg.Clock = clock.RealClock{}
@@ -263,8 +263,8 @@ func TestSilentTellsTimeByItself(t *testing.T) {
 	monotonic("after a renewal")
 }
 
-// TestSilentLeaves: a silent server whose writes have not come to an end takes no more of them, and
-// its Lease stays.
+// TestSilentLeaves: a server with the gate off that leaves while writes are under way accepts no new ones, and its
+// Lease stays.
 func TestSilentLeaves(t *testing.T) {
 	w := newWorld(t, nil, silent(func(context.Context) error { return nil }))
 	id := w.register()
@@ -277,5 +277,5 @@ func TestSilentLeaves(t *testing.T) {
 	if err := w.m.Renew(t.Context()); !errors.Is(err, errDeparted) {
 		t.Errorf("Renew: %v", err)
 	}
-	w.lease(id) // is there
+	w.lease(id) // fails the test if there is none
 }

@@ -28,7 +28,7 @@ func TestOrphans(t *testing.T) {
 	}
 }
 
-// TestTenure: the host's knowledge of one registration says nothing of the next.
+// TestTenure: what is known of the host counts for one registration only, and not for the next.
 func TestTenure(t *testing.T) {
 	unknown := errors.New("it does not answer")
 	for _, test := range []struct {
@@ -49,8 +49,8 @@ func TestTenure(t *testing.T) {
 	}
 }
 
-// TestAfter: a host that serves StorageVersions now, and does not say whose, is not known any more, if it served
-// none before; whatever else was known stays until the host answers.
+// TestAfter: a host that served no StorageVersions, serves some now, and does not say whose they are, counts as
+// unknown. Everything else that was known stays until the host answers.
 func TestAfter(t *testing.T) {
 	unknown := errors.New("forbidden")
 	for _, test := range []struct {
