@@ -34,7 +34,7 @@ func countingWorld(t *testing.T) (*world, *watchStreams) {
 	return newWorldWith(t, client, nil), streams
 }
 
-// sizes are those of a list of widgets, which a watch cache answers.
+// sizes returns the sizes of the widgets in a list, which the watch cache answers.
 func sizes(t *testing.T, s storage.Interface) map[string]string {
 	t.Helper()
 	list := newWidgetList(widgetsV2)
@@ -49,7 +49,7 @@ func sizes(t *testing.T, s storage.Interface) map[string]string {
 	return found
 }
 
-// next is what a watch of widgets sees next, and the widget's size.
+// next returns the type of the watch's next event, and the size of its widget.
 func next(t *testing.T, w watch.Interface) (watch.EventType, string) {
 	t.Helper()
 	event := <-w.ResultChan()
@@ -64,8 +64,8 @@ func next(t *testing.T, w watch.Interface) (watch.EventType, string) {
 	return event.Type, sizeOf(u)
 }
 
-// A change of the storage version alone keeps the watch cache, and the watches of it; writes
-// go by the new store.
+// TestCacheIsHandedOn: a change of the storage version alone keeps the watch cache and its watches;
+// writes go to the new store.
 func TestCacheIsHandedOn(t *testing.T) {
 	w, streams := countingWorld(t)
 	w.permit(widgets, encV1)
@@ -109,10 +109,10 @@ func TestCacheIsHandedOn(t *testing.T) {
 	}
 }
 
-// otherwise converts as renaming does, but need not be the same conversion.
+// otherwise converts as renaming does, but for the store it is another conversion.
 type otherwise struct{ renaming }
 
-// A store that reads in another way has a cache of its own.
+// TestCacheIsNotHandedOn: a store that decodes in another way gets a cache of its own.
 func TestCacheIsNotHandedOn(t *testing.T) {
 	w, streams := countingWorld(t)
 	w.permit(widgets, encV2)
@@ -131,7 +131,8 @@ func TestCacheIsNotHandedOn(t *testing.T) {
 	eventually(t, "two caches of two versions", func() bool { return streams.open.Load() == 2 })
 }
 
-// The fields that select objects are part of how a store reads.
+// TestReadingsDiffer: two stores share a cache only if all parts of their reading are equal, such
+// as the fields for selectors.
 func TestReadingsDiffer(t *testing.T) {
 	r := reading{gr: widgets, served: "example.com/v2", fields: []string{"metadata.name"}, decoding: []any{renaming{}}}
 	if !r.same(r) {
@@ -164,7 +165,7 @@ const (
 	encV2 agree.Encoding = "example.com/v2"
 )
 
-// widgetCodec is built as apiextensions does it for a served and a storage version.
+// widgetCodec returns a codec as apiextensions makes it for a served and a storage version.
 func widgetCodec(served, stored schema.GroupVersion) runtime.Codec {
 	return versioning.NewCodec(unstructured.UnstructuredJSONScheme, unstructured.UnstructuredJSONScheme,
 		renaming{}, unstructuredscheme.NewUnstructuredCreator(), unstructuredscheme.NewUnstructuredObjectTyper(),
@@ -196,7 +197,7 @@ func (renaming) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string
 	return label, value, nil
 }
 
-// widgetStore builds the store of one served version; destroy may be called early.
+// widgetStore builds the store of one served version; a test may call destroy before its end.
 func (w *world) widgetStore(served, stored schema.GroupVersion, cached bool) (s storage.Interface, destroy func()) {
 	w.Helper()
 	return w.widgetStoreWith(widgetCodec(served, stored), served, cached)
@@ -238,7 +239,7 @@ func emptyWidget(gv schema.GroupVersion) *unstructured.Unstructured {
 	return u
 }
 
-// setSize is a tryUpdate that can be run again.
+// setSize returns a tryUpdate that may be called several times.
 func setSize(size string) storage.UpdateFunc {
 	return storage.SimpleUpdate(func(in runtime.Object) (runtime.Object, error) {
 		u := in.(*unstructured.Unstructured)
@@ -246,7 +247,8 @@ func setSize(size string) storage.UpdateFunc {
 	})
 }
 
-// storedAs returns the apiVersion in the stored bytes of a widget; "" if there is none.
+// storedAs returns the apiVersion and the size in the stored bytes of a widget; "" if there is
+// none.
 func (w *world) storedAs(name string) (apiVersion, size string) {
 	w.Helper()
 	resp, err := w.fence.client.Get(w.Context(), w.prefix+"/example.com/widgets/"+name)
@@ -259,8 +261,9 @@ func (w *world) storedAs(name string) (apiVersion, size string) {
 	return u.GetAPIVersion(), sizeOf(u)
 }
 
-// A cache of a custom resource's version exists, and decodes the objects written, from the
-// first read that it answers, or the first update, which begins from the object in the cache.
+// TestCachesOfCustomResourcesAreBuiltWhenUsed: the watch cache of a custom resource's version is
+// built (and begins to decode all objects) at the first read that a cache answers, or at the first
+// update, which begins with the cached object.
 func TestCachesOfCustomResourcesAreBuiltWhenUsed(t *testing.T) {
 	w, streams := countingWorld(t)
 	w.permit(widgets, encV2)
@@ -278,7 +281,7 @@ func TestCachesOfCustomResourcesAreBuiltWhenUsed(t *testing.T) {
 		t.Errorf("%d caches were built by creates and by reads that no cache answers", n)
 	}
 
-	// The first watch waits for its cache, and sees all that comes after.
+	// The first watch waits until its cache is built, and gets all later events.
 	watcher, err := v1.Watch(t.Context(), "/example.com/widgets/", storage.ListOptions{ResourceVersion: got.GetResourceVersion(), Predicate: storage.Everything, Recursive: true})
 	must(t, err)
 	defer watcher.Stop()
@@ -294,7 +297,8 @@ func TestCachesOfCustomResourcesAreBuiltWhenUsed(t *testing.T) {
 	eventually(t, "the caches to end with their stores", func() bool { return streams.open.Load() == 0 })
 }
 
-// A store that was destroyed unread builds no cache any more.
+// TestNoCacheAfterTheEnd: a store that was destroyed before its first read does not build a cache
+// any more.
 func TestNoCacheAfterTheEnd(t *testing.T) {
 	w := newWorld(t)
 	s, destroy := w.widgetStore(widgetsV1, widgetsV1, true)

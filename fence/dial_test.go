@@ -23,7 +23,7 @@ import (
 	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
-// serveEtcd runs an etcd whose clients come by the URL.
+// serveEtcd runs an etcd that listens for clients at the URL, and returns its address.
 func serveEtcd(t *testing.T, clients url.URL, tls transport.TLSInfo) string {
 	t.Helper()
 	config := etcdtest.Config(t.TempDir(), clients)
@@ -81,7 +81,7 @@ func TestDialTLS(t *testing.T) {
 	}
 }
 
-// TestDialNotPermitted: an etcd that says what its user may not read answers.
+// TestDialNotPermitted: dialing succeeds at an etcd that answers "permission denied".
 func TestDialNotPermitted(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "s")
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", socket)
@@ -115,7 +115,7 @@ func TestDialUnreachable(t *testing.T) {
 	}
 }
 
-// TestDialThroughEgress goes to an etcd that only the egress selector knows the way to.
+// TestDialThroughEgress dials an etcd that can be reached through the egress selector only.
 func TestDialThroughEgress(t *testing.T) {
 	refused := errors.New("no way out")
 	asked := make(chan string, 100)

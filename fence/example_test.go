@@ -15,8 +15,8 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// A store writes widgets in v1 as long as its server's report of v1 stands in their
-// StorageVersion. When the server reports v2 instead, the next put of the store commits nothing.
+// A store may write widgets in v1 as long as the StorageVersion has its server's report of v1. When the server reports v2
+// instead, the next put of the store writes nothing.
 func ExampleNewClient() {
 	ctx := context.Background()
 	widgets := schema.GroupResource{Group: "example.com", Resource: "widgets"}

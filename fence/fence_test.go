@@ -41,7 +41,7 @@ var (
 	configMaps = schema.GroupResource{Resource: "configmaps"}
 	leases     = schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
 
-	// testEtcd is shared; every world has its own prefix in it.
+	// testEtcd is shared by all tests; every world has its own prefix in it.
 	testEtcd *clientv3.Client
 )
 
@@ -71,7 +71,8 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// permits is an honest Permits for one server: it believes the grants and the reports that transactions find.
+// permits implements Permits for one server. It goes by the grants of the test and by the reports that
+// transactions find.
 type permits struct {
 	mu    sync.Mutex
 	open  map[schema.GroupResource]permit
@@ -101,7 +102,7 @@ func (p *permits) Moved(_ context.Context, gr schema.GroupResource, enc agree.En
 	defer p.mu.Unlock()
 	p.moved++
 	if mod > 0 && mod < p.open[gr].rev {
-		return nil // the reports that this transaction found are out of date
+		return nil // the transaction found an older StorageVersion
 	}
 	switch agree.Judge(reports, self, enc) {
 	case agree.Proceed:
@@ -129,7 +130,7 @@ func (p *permits) mismatches() int {
 	return p.moved
 }
 
-// world is one server's fence on a prefix of its own.
+// world is the fence of one server, with its own prefix in etcd.
 type world struct {
 	testing.TB
 	fence    *Fence
@@ -166,7 +167,7 @@ func (w *world) config(gr schema.GroupResource, codec runtime.Codec) *storagebac
 	return config.ForResource(gr)
 }
 
-// build calls the decorator as a registry does and destroys the store with the test.
+// build makes a store through the decorator, as a registry does; it is destroyed at the end of the test.
 func (w *world) build(config *storagebackend.ConfigForResource, resourcePrefix string, cached bool, newFunc, newListFunc func() runtime.Object) storage.Interface {
 	w.Helper()
 	s, destroy, err := w.decorate(config, resourcePrefix, cached, newFunc, newListFunc)
@@ -200,7 +201,7 @@ func (w *world) leases() storage.Interface {
 		func() runtime.Object { return &coordinationv1.Lease{} }, func() runtime.Object { return &coordinationv1.LeaseList{} })
 }
 
-// report writes the resource's StorageVersion and returns the revision of that.
+// report writes the resource's StorageVersion and returns its revision in etcd.
 func (w *world) report(gr schema.GroupResource, reports ...agree.Report) int64 {
 	w.Helper()
 	name := storageversion.Name(gr)
@@ -221,7 +222,7 @@ func (w *world) report(gr schema.GroupResource, reports ...agree.Report) int64 {
 	return rev
 }
 
-// permit reports the encoding for this server and opens the resource at that revision.
+// permit reports the encoding for this server, and grants writes of the resource at that revision.
 func (w *world) permit(gr schema.GroupResource, enc agree.Encoding) {
 	w.Helper()
 	w.permits.grant(gr, enc, w.report(gr, by(self, enc)))
@@ -247,7 +248,7 @@ func configMap(name, data string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"data": data}}
 }
 
-// setData is a tryUpdate that can be run again.
+// setData returns a tryUpdate that may be called several times.
 func setData(data string) storage.UpdateFunc {
 	return storage.SimpleUpdate(func(in runtime.Object) (runtime.Object, error) {
 		cm := in.(*corev1.ConfigMap)
@@ -256,7 +257,7 @@ func setData(data string) storage.UpdateFunc {
 	})
 }
 
-// wantUnavailable checks that err is a 503 which clients repeat by themselves.
+// wantUnavailable asserts that err is a 503 with Retry-After, which clients repeat by themselves.
 func wantUnavailable(t testing.TB, err error) {
 	t.Helper()
 	if !apierrors.IsServiceUnavailable(err) {

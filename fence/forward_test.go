@@ -14,11 +14,11 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// flip is the change on one server when a CRD's storage version goes from v1 to v2:
-// the report, and the stores of both served versions.
+// flip is one server on which a CRD's storage version changes from v1 to v2: its fence with the
+// report, and the stores of both served versions.
 type flip struct {
 	*world
-	old storage.Interface // serves and stored v1
+	old storage.Interface // serves v1 and stores v1
 }
 
 func newFlip(t *testing.T, cached bool) *flip {
@@ -30,7 +30,7 @@ func newFlip(t *testing.T, cached bool) *flip {
 	return &flip{world: w, old: s}
 }
 
-// waitLong has calls wait for longer than stepUntil gets.
+// waitLong makes calls wait for a newer store for longer than stepUntil moves the clock.
 func (f *flip) waitLong() { f.fence.forwardTimeout = time.Hour }
 
 func (f *flip) buildNew() {
@@ -39,8 +39,8 @@ func (f *flip) buildNew() {
 	f.widgetStore(widgetsV2, widgetsV2, false)
 }
 
-// wantForwarded creates and updates through the old store: both must be answered in
-// its version and stored in the new one.
+// wantForwarded creates and updates objects through the old store: the answers must be in its
+// version, and the objects must be stored in the new one.
 func (f *flip) wantForwarded() {
 	f.Helper()
 	out := emptyWidget(widgetsV1)
@@ -98,8 +98,9 @@ func TestForward(t *testing.T) {
 	}
 }
 
-// TestForwardWithoutTheCachedObject: the object that a caller knows is only for the store that
-// it calls: the newer one begins with the object in etcd.
+// TestForwardWithoutTheCachedObject: the cached object that a caller gives to an update is used by
+// the store that it calls only. The newer store, to which the update is forwarded, begins with the
+// object in etcd.
 func TestForwardWithoutTheCachedObject(t *testing.T) {
 	f := newFlip(t, false)
 	f.buildNew()
@@ -119,7 +120,7 @@ func TestForwardWithoutTheCachedObject(t *testing.T) {
 	}
 }
 
-// waits has a call wait for a newer store.
+// waits starts a call in a goroutine, and returns when it waits for a newer store.
 func (f *flip) waits(call func() error) <-chan error {
 	f.Helper()
 	done := make(chan error, 1)
@@ -128,7 +129,7 @@ func (f *flip) waits(call func() error) <-chan error {
 	return done
 }
 
-// stepUntil moves the clock until the call is done, which must succeed.
+// stepUntil moves the clock until the call ends, which must succeed.
 func (f *flip) stepUntil(done <-chan error) {
 	f.Helper()
 	eventually(f, "the call to end", func() bool {
@@ -145,8 +146,9 @@ func (f *flip) stepUntil(done <-chan error) {
 	})
 }
 
-// v1 to v2 to v1: the newest store's encoding was reported before, and the report has
-// not come back to it yet. There is no newer store to wait for.
+// TestNewestStoreAheadOfTheReport: the storage version goes from v1 to v2 and back to v1. The
+// newest store writes v1, and the server still reports v2. There is no newer store to wait for, so
+// the call waits for the report.
 func TestNewestStoreAheadOfTheReport(t *testing.T) {
 	f := newFlip(t, false)
 	f.waitLong()
@@ -169,7 +171,7 @@ func TestForwardWaitsForTheNewerStore(t *testing.T) {
 	done := f.waits(func() error {
 		return f.old.GuaranteedUpdate(f.Context(), "/example.com/widgets/existing", emptyWidget(widgetsV1), false, nil, setSize("l"), nil)
 	})
-	f.widgetStore(widgetsV2, widgetsV2, false) // serves another version
+	f.widgetStore(widgetsV2, widgetsV2, false) // another served version
 	select {
 	case err := <-done:
 		t.Fatalf("forwarded to the store of another served version: %v", err)
@@ -187,7 +189,8 @@ func TestForwardWaitsForTheNewerStore(t *testing.T) {
 	}
 }
 
-// A store between is superseded too: v1 to v2 and back again while a request is on its way.
+// TestForwardTwice: the store that was built after the called one also writes v1, and is superseded
+// as well. The request waits for the store of v2.
 func TestForwardTwice(t *testing.T) {
 	f := newFlip(t, false)
 	f.permit(widgets, encV2)
@@ -204,7 +207,8 @@ func TestForwardTwice(t *testing.T) {
 	}
 }
 
-// A store that was destroyed while a call was being forwarded to it still finishes it.
+// TestForwardToADestroyedStore: a store that is destroyed while a call is forwarded to it can still
+// finish the call.
 func TestForwardToADestroyedStore(t *testing.T) {
 	f := newFlip(t, false)
 	s, destroy := f.widgetStore(widgetsV1, widgetsV2, true)
@@ -262,7 +266,8 @@ func TestForwardKeepsTheNewerStoresErrors(t *testing.T) {
 	}
 }
 
-// Reads and deletes do not move on.
+// TestSupersededStoreReadsAndDeletes: reads and deletes are answered by the old store; they are not
+// forwarded.
 func TestSupersededStoreReadsAndDeletes(t *testing.T) {
 	f := newFlip(t, true)
 	f.permit(widgets, encV2)

@@ -28,31 +28,31 @@ import (
 	"github.com/concord-dev/concord/testbed/linear"
 )
 
-// names are those of the widgets.
+// names are the names of the widgets.
 var names = []string{"a", "b", "c", "d"}
 
-// linearWorld is a widgets' world whose clients' calls are recorded. A value is the size of a widget.
+// linearWorld is a world whose clients' calls on widgets are recorded. The recorded value of a widget is its size.
 type linearWorld struct {
 	*world
 	history *linear.History
-	// servers are all that there were, the newest last. A server begins anew with each flip; old
-	// ones are still called, as handlers do that a request has found before the flip.
+	// servers are all servers so far, the newest last; each flip begins a new one. Old servers are still called, as by
+	// requests that found their handler before the flip.
 	servers atomic.Pointer[[]server]
 
-	// fromCache and fromEtcd count lists that were answered, cutOff calls of servers that died.
+	// fromCache and fromEtcd count the answered lists, cutOff the calls that were cut off because their server died.
 	fromCache, fromEtcd, cutOff atomic.Int64
 
 	mu    sync.Mutex
 	lists []listed
 }
 
-// listed is a list as a client was given it: the revision of each widget by its name.
+// listed is one answered list: its revision, and the revision of each widget by name.
 type listed struct {
 	revision  int64
 	revisions map[string]int64
 }
 
-// server is a store with a life: kill cuts off all calls that are under way.
+// server is a store whose context ends when it is killed, which cuts off all its calls under way.
 type server struct {
 	storage.Interface
 	life   context.Context
@@ -60,13 +60,13 @@ type server struct {
 	cached bool
 }
 
-// flip moves the resource to another storage version, as a server does: its report closes the old stores, and stores
-// built after it write the new version.
+// flip changes the resource's storage version, as a server does: its new report closes the old stores, and a new store
+// writes the new version.
 func (l *linearWorld) flip(stored schema.GroupVersion, others ...agree.Report) {
 	enc := agree.Encoding(stored.String())
 	revision := l.report(widgets, append(others, by(self, enc))...)
 	old := *l.servers.Load()
-	// Every other server reads lists from a watch cache.
+	// Every second server answers lists from a watch cache.
 	s, _ := l.widgetStore(widgetsV1, stored, len(old)%2 == 1)
 	life, kill := context.WithCancel(l.Context())
 	all := append(slices.Clone(old), server{s, life, kill, len(old)%2 == 1})
@@ -74,7 +74,7 @@ func (l *linearWorld) flip(stored schema.GroupVersion, others ...agree.Report) {
 	l.permits.grant(widgets, enc, revision)
 }
 
-// client makes calls, one after the other. Some of them it does not live to see answered.
+// client makes calls one after the other. The context of some calls ends before the answer.
 func (l *linearWorld) client(id, calls int) {
 	rng := rand.New(rand.NewPCG(uint64(id), 7))
 	for n := range calls {
@@ -112,8 +112,8 @@ func (l *linearWorld) client(id, calls int) {
 	}
 }
 
-// list reads all widgets, and says whether it did. All of them are at the list's revision, which is
-// compared at the end.
+// list reads all widgets, and says whether it was answered. The list is kept, to be compared with etcd's history at the
+// end.
 func (l *linearWorld) list(ctx context.Context, s storage.Interface) (map[linear.Call]linear.Answer, bool) {
 	got := newWidgetList(widgetsV1)
 	err := s.GetList(ctx, "/example.com/widgets/", storage.ListOptions{Recursive: true, Predicate: storage.Everything}, got)
@@ -151,8 +151,8 @@ func (l *linearWorld) revision(text string) int64 {
 	return revision
 }
 
-// compareLists compares each list with the widgets that etcd had at its revision. changes are all
-// changes of widgets, in order.
+// compareLists compares each list with the widgets that etcd had at the list's revision. changes are all changes of
+// widgets, in order.
 func (l *linearWorld) compareLists(changes []*clientv3.Event) {
 	l.Helper()
 	slices.SortFunc(l.lists, func(a, b listed) int { return cmp.Compare(a.revision, b.revision) })
@@ -172,12 +172,12 @@ func (l *linearWorld) compareLists(changes []*clientv3.Event) {
 	}
 }
 
-// nameOf is the name of the widget that changed.
+// nameOf returns the name of the widget that changed.
 func nameOf(e *clientv3.Event) string {
 	return string(e.Kv.Key[bytes.LastIndexByte(e.Kv.Key, '/')+1:])
 }
 
-// make makes a call, and says whether it can have happened.
+// make makes a call, and says whether it may have been done.
 func (l *linearWorld) make(ctx context.Context, s storage.Interface, in linear.Call) (out linear.Answer, happened bool) {
 	key, got := "/example.com/widgets/"+in.Name, emptyWidget(widgetsV1)
 	var before string
@@ -221,9 +221,9 @@ func sizeOf(u *unstructured.Unstructured) string {
 	return size
 }
 
-// TestLinearizable has clients create, update, delete and read a few widgets while their storage
-// version flips, other servers join and leave, clients die and calls of servers are cut off: each widget is to them one
-// register, a list has all of them at one revision, and a watch from the beginning sees every change once and in order.
+// TestLinearizable has clients create, update, delete and read a few widgets while the storage version flips, other
+// servers join and leave, and clients and servers die. Each widget must behave as one register (be linearizable), a
+// list must have all widgets at one revision, and a watch from the beginning must get every change once and in order.
 func TestLinearizable(t *testing.T) {
 	const clients, calls = 5, 120
 	l := &linearWorld{world: newWorld(t), history: linear.NewHistory()}
@@ -253,13 +253,13 @@ func TestLinearizable(t *testing.T) {
 		} else {
 			l.flip(stored)
 		}
-		if flips%4 == 3 { // all servers die but the newest
+		if flips%4 == 3 { // all servers but the newest die
 			all := *l.servers.Load()
 			for _, s := range all[:len(all)-1] {
 				s.kill()
 			}
 		}
-		l.report(widgets, by(self, agree.Encoding(stored.String()))) // somebody leaves, and this server is not told
+		l.report(widgets, by(self, agree.Encoding(stored.String()))) // the other server leaves, which this server is not told
 		written := l.history.Len()
 		eventually(t, "calls between two flips", func() bool {
 			select {
@@ -282,8 +282,7 @@ func TestLinearizable(t *testing.T) {
 	}
 }
 
-// watched compares what a watch has seen, and lists had, with etcd's own history, and returns how
-// much that is.
+// watched compares the events of the watch, and the lists, with etcd's own history. It returns the number of changes.
 func (l *linearWorld) watched(w watch.Interface, from int64) int {
 	l.Helper()
 	end, err := testEtcd.Put(l.Context(), l.prefix+"/example.com/widgets/end", `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"end"}}`)

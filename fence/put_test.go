@@ -18,7 +18,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// writes are the calls that end in a put; all of them want "existing" stored.
+// writes are all calls that end in a put; they need the object "existing".
 var writes = map[string]func(w *world, s storage.Interface) error{
 	"create": func(w *world, s storage.Interface) error {
 		return s.Create(w.Context(), "/configmaps/new", configMap("new", "x"), &corev1.ConfigMap{}, 0)
@@ -118,7 +118,8 @@ func TestPut(t *testing.T) {
 	}
 }
 
-// A superseded store without a newer one must not look like an object conflict either.
+// TestPutSuperseded: the error of a superseded store, if there is no newer one, must not look like
+// a conflict of an object.
 func TestPutSuperseded(t *testing.T) {
 	w, s := newConfigMaps(t)
 	w.report(configMaps, by(self, "v2"))
@@ -142,7 +143,8 @@ func TestPutBeforeStorageVersionsAreStored(t *testing.T) {
 	wantUnavailable(t, s.Create(t.Context(), "/configmaps/a", configMap("a", "x"), nil, 0))
 }
 
-// Permits that always say "again" while the StorageVersion never settles: the write ends.
+// TestPutGivesUp: a write ends with a 503 if Permits always say "try again" and the StorageVersion
+// never stays the same.
 func TestPutGivesUp(t *testing.T) {
 	w, _ := newConfigMaps(t)
 	stubborn := &stubbornPermits{}
@@ -152,13 +154,13 @@ func TestPutGivesUp(t *testing.T) {
 	if stubborn.moved != maxAttempts {
 		t.Errorf("%d attempts, want %d", stubborn.moved, maxAttempts)
 	}
-	// Its owner can tell by them whether etcd was restored.
+	// Moved gets both revisions: by them, the caller can tell that etcd was restored from a backup.
 	if stubborn.mod <= 0 || stubborn.at < stubborn.mod {
 		t.Errorf("at revision %d it found one of revision %d", stubborn.at, stubborn.mod)
 	}
 }
 
-// stubbornPermits never learn the new revision.
+// stubbornPermits always grant the same old revision.
 type stubbornPermits struct {
 	moved   int
 	at, mod int64

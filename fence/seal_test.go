@@ -22,7 +22,8 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// rotating is a Sealer whose key is told; between calls it may change.
+// rotating is a transformer that tells the key (Seal) it encrypts with. A test can change the key
+// between calls.
 type rotating struct {
 	key    atomic.Pointer[string]
 	sealed func(key string) // called after a value was sealed
@@ -50,8 +51,8 @@ func (r *rotating) TransformFromStorage(_ context.Context, data []byte, _ value.
 	return []byte(parts[2]), parts[1] != *r.key.Load(), nil
 }
 
-// A value that was sealed before its server turned to another key is not written: the call
-// is made again, and the value written has the new key.
+// TestSealedWithTheKeyReported: a value that was encrypted before its server reports another key is
+// not written. The call runs again, and the value that is written has the new key.
 func TestSealedWithTheKeyReported(t *testing.T) {
 	w := newWorld(t)
 	w.fence.clock, w.fence.forwardTimeout = clock.RealClock{}, patience
@@ -79,7 +80,7 @@ func TestSealedWithTheKeyReported(t *testing.T) {
 	if err := create("one"); err != nil || keyOf("one") != "a" {
 		t.Fatalf("got %v", err)
 	}
-	// The report moves between the sealing and the put, and again.
+	// The report changes after the value was encrypted and before the put, twice.
 	turn := func(to string, enc agree.Encoding) func(string) {
 		return func(key string) {
 			if key != to {
@@ -125,7 +126,7 @@ var (
 	builtinCodecs = serializer.NewCodecFactory(builtinScheme)
 )
 
-// newBuiltinScheme registers the versioned types as the internal ones too.
+// newBuiltinScheme returns a scheme in which the versioned types are also the internal types.
 func newBuiltinScheme() *runtime.Scheme {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, coordinationv1.AddToScheme, v1alpha1.AddToScheme} {
@@ -143,7 +144,8 @@ func newBuiltinScheme() *runtime.Scheme {
 	return scheme
 }
 
-// builtinCodec stores protobuf, by versioners like a storage factory's.
+// builtinCodec returns a codec that stores protobuf, with versioners like those of a storage
+// factory.
 func builtinCodec(gv schema.GroupVersion) runtime.Codec {
 	info, ok := runtime.SerializerInfoForMediaType(builtinCodecs.SupportedMediaTypes(), runtime.ContentTypeProtobuf)
 	if !ok {
@@ -180,14 +182,14 @@ func TestMetrics(t *testing.T) {
 	}
 	before := read()
 	w, s := newConfigMaps(t)
-	w.report(configMaps, by(self, "v1"), by(other, "v1")) // one mismatch, tried again
+	w.report(configMaps, by(self, "v1"), by(other, "v1")) // the put finds another revision, and is tried again
 	must(t, s.GuaranteedUpdate(t.Context(), "/configmaps/existing", &corev1.ConfigMap{}, false, nil, setData("a"), nil))
-	w.report(configMaps, by(other, "v1")) // one mismatch, refused
+	w.report(configMaps, by(other, "v1")) // the put finds no own report, and is refused
 	wantUnavailable(t, writes["create"](w, s))
 	f := newFlip(t, false)
 	f.buildNew()
 	f.permit(widgets, encV2)
-	f.wantForwarded() // a create and an update
+	f.wantForwarded() // does a create and an update
 	after := read()
 	for i, want := range []float64{2, 1, 2} {
 		if got := after[i] - before[i]; got != want {

@@ -19,7 +19,8 @@ import (
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 )
 
-// Reports are read where they are stored: under their own prefix and transformer.
+// TestEncryptedStorageVersions: the fence reads reports under the StorageVersions' own prefix, and
+// decrypts them.
 func TestEncryptedStorageVersions(t *testing.T) {
 	block, err := aes.NewCipher([]byte("0123456789abcdef"))
 	must(t, err)
@@ -99,8 +100,9 @@ func (c *watchStreams) intercept(ctx context.Context, desc *grpc.StreamDesc, con
 	return stream, err
 }
 
-// A value that does not decode keeps the watch cache from being filled: lists and watches are
-// answered with its name and not, without end, with a request to come again.
+// TestDamagedValueIsNamed: a value that does not decode keeps the watch cache from being filled.
+// Lists and watches are then answered with an error that names the value, instead of "too many
+// requests" for ever.
 func TestDamagedValueIsNamed(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.AllowUnsafeMalformedObjectDeletion, true)
 	w := newWorld(t)
@@ -121,7 +123,7 @@ func TestDamagedValueIsNamed(t *testing.T) {
 	err := s.Delete(t.Context(), "/configmaps/damaged", &corev1.ConfigMap{}, nil, storage.ValidateAllObjectFunc, nil, storage.DeleteOptions{ExpectTransformOrDecodeError: true})
 	must(t, err)
 	eventually(t, "lists to be answered", func() bool { return list() == nil })
-	// Damage that was mended explains nothing that comes later.
+	// After the value was deleted, it is not given as the reason of later errors.
 	if err := s.(*forwarder).Interface.(*explained).explain(apierrors.NewTooManyRequests("later", 1)); !apierrors.IsTooManyRequests(err) {
 		t.Errorf("after the value was deleted: %v", err)
 	}
