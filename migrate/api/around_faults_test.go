@@ -23,11 +23,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// direct is the test's server without a network between, so that the test's clock may be
-// one that never waits.
+// direct is the API of the test's server without a network, so that a test can run in a synctest
+// bubble, whose clock jumps.
 type direct struct {
 	s *testServer
-	// before is called before a list.
+	// before, if not nil, is called before each list.
 	before func(from token) error
 
 	mu    sync.Mutex
@@ -76,7 +76,7 @@ func (d *direct) Patch(_ context.Context, _ schema.GroupVersionResource, name ty
 	return err
 }
 
-// run runs with one version, and for an hour of the test's clock at most.
+// run runs a migration in one version, for an hour of the bubble's clock at most.
 func (d *direct) run(o Options) (Result, error) {
 	ctx, cancel := context.WithTimeout(d.s.t.Context(), time.Hour)
 	defer cancel()
@@ -87,15 +87,15 @@ func alike(types.NamespacedName) string { return "it" }
 
 func apart(n types.NamespacedName) string { return n.String() }
 
-// goOnAt is the answer of a server whose revision of a list is compacted.
+// goOnAt is the error of a server for a list whose revision is compacted; it has a token to go on
+// with.
 func goOnAt(t token) error {
 	status := apierrors.NewResourceExpired("compacted").Status()
 	status.Continue = t.text()
 	return &apierrors.StatusError{ErrStatus: status}
 }
 
-// inWorld runs a test with objects, of which some cannot be read, and a clock that never
-// waits.
+// inWorld runs a test in a synctest bubble, with sound objects and with some that cannot be read.
 func inWorld(t *testing.T, sound []string, words func(types.NamespacedName) string, unsound []string, f func(*testing.T, *testServer, *direct)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTestServer(t)
@@ -109,8 +109,8 @@ func inWorld(t *testing.T, sound []string, words func(types.NamespacedName) stri
 	})
 }
 
-// TestUnreadableElsewhere: a server that names ever new places where the list is to go on is
-// not followed without end.
+// TestUnreadableElsewhere: a server that sends a new token to go on with in each answer is not
+// followed for ever.
 func TestUnreadableElsewhere(t *testing.T) {
 	var names []string
 	for i := range 20 {
@@ -136,9 +136,9 @@ func TestUnreadableElsewhere(t *testing.T) {
 
 var aroundSeeds = flag.Int("around-seeds", 40, "random worlds of TestUnreadableWhateverHappens for each kind of fault")
 
-// TestUnreadableWhateverHappens: in random worlds, with lists that fail for themselves,
-// objects that are created, deleted and mended, and revisions that are compacted, a run
-// ends, counts nothing twice, and leaves nothing out in silence.
+// TestUnreadableWhateverHappens: in random worlds some lists fail, objects are created, deleted and
+// repaired, and revisions are compacted. A run must end, count no object twice, and must not leave
+// out an object without naming it.
 func TestUnreadableWhateverHappens(t *testing.T) {
 	for _, how := range []faults{{}, {flaky: true}, {changes: true}, {changes: true, expires: true}, {flaky: true, changes: true, expires: true}} {
 		t.Run(fmt.Sprintf("%+v", how), func(t *testing.T) {
@@ -153,10 +153,10 @@ func TestUnreadableWhateverHappens(t *testing.T) {
 	}
 }
 
-// faults say what happens in a world.
+// faults are the kinds of faults that happen in a world.
 type faults struct{ flaky, changes, expires bool }
 
-// world is a random one.
+// world is a random world, from a seed.
 type world struct {
 	*direct
 	t       *testing.T
@@ -164,10 +164,11 @@ type world struct {
 	random  *rand.Rand
 	words   func(types.NamespacedName) string
 	options Options
-	// rate is how rare faults are, and within the lists in which something changes.
+	// One in rate lists has a fault or a change; changes happen before the first lists only, as
+	// many as within.
 	rate, within int
-	begin        map[types.NamespacedName]string // the uids of all there was
-	ever         int                             // objects there ever were
+	begin        map[types.NamespacedName]string // the uids of the objects at the begin
+	ever         int                             // the number of objects that were ever created
 	compacted    int64
 	beginnings   int
 }
@@ -194,7 +195,7 @@ func newWorld(t *testing.T, seed uint64, how faults) *world {
 	return w
 }
 
-// create makes an object, of which one in so many cannot be read.
+// create makes an object; one in density cannot be read.
 func (w *world) create(density int) {
 	n := types.NamespacedName{Namespace: fmt.Sprint("ns-", w.random.IntN(3)), Name: fmt.Sprintf("pod-%x", w.random.IntN(1<<[]int{6, 10, 20}[w.random.IntN(3)]))}
 	if w.random.IntN(10) == 0 {
@@ -254,7 +255,7 @@ func (w *world) change() {
 	}
 }
 
-// pick returns one of the names in a map.
+// pick returns a random key of a map.
 func pick[V any](random *rand.Rand, m map[types.NamespacedName]V) (types.NamespacedName, bool) {
 	var all []types.NamespacedName
 	for n := range m {

@@ -17,12 +17,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// broken is the error that a server answers with for a value that it cannot decode.
+// broken is the error of a server that cannot decode a value.
 func broken(words string) error {
 	return apierrors.NewInternalError(errors.New("unable to decode " + words))
 }
 
-// breakAll makes these objects unreadable.
+// breakAll makes these objects unreadable, and creates those that do not exist.
 func (s *testServer) breakAll(words func(types.NamespacedName) string, names ...types.NamespacedName) {
 	for _, n := range names {
 		if s.objects[n] == nil {
@@ -32,8 +32,8 @@ func (s *testServer) breakAll(words func(types.NamespacedName) string, names ...
 	}
 }
 
-// TestUnreadable: objects that no list can have in it are named, wherever they are, also beside each
-// other, and all others are migrated. Each takes few lists.
+// TestUnreadable: objects that make every list with them fail are named, wherever they are, also if several are
+// neighbours, and all other objects are migrated. Each such object costs few lists.
 func TestUnreadable(t *testing.T) {
 	ns := func(namespace, name string) types.NamespacedName {
 		return types.NamespacedName{Namespace: namespace, Name: name}
@@ -60,7 +60,8 @@ func TestUnreadable(t *testing.T) {
 			s.breakAll(apart, names...)
 			result, err := s.run(Options{PageSize: 50})
 			s.wantAround(result, err, names)
-			// A page is halved until one object is left, and doubled as often behind it.
+			// To find an object, pages are halved until one object is left; behind it, they are doubled as
+			// often.
 			if s.lists > 300/50+14*len(names)*len(target.Versions) {
 				t.Errorf("after %d lists", s.lists)
 			}
@@ -68,7 +69,8 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// TestUnreadableWithoutNamespace: so are objects that have no namespace, which their key does not say.
+// TestUnreadableWithoutNamespace: the same for objects of a cluster-scoped resource, whose keys have no
+// namespace.
 func TestUnreadableWithoutNamespace(t *testing.T) {
 	s := startServer(t, 0)
 	s.withoutNamespaces = true
@@ -81,7 +83,7 @@ func TestUnreadableWithoutNamespace(t *testing.T) {
 	s.wantAround(result, err, names)
 }
 
-// wantAround fails unless these objects failed and all others were migrated.
+// wantAround asserts that these objects failed and all others were migrated.
 func (s *testServer) wantAround(result Result, err error, names []types.NamespacedName) {
 	s.t.Helper()
 	n := int64(len(names))
@@ -99,8 +101,8 @@ func (s *testServer) wantAround(result Result, err error, names []types.Namespac
 	}
 }
 
-// TestUnreadableResumed: a cursor behind an object that cannot be read counts it, and
-// another run does not meet it again.
+// TestUnreadableResumed: a run that begins at a cursor behind an unreadable object counts that object, and does
+// not read it again.
 func TestUnreadableResumed(t *testing.T) {
 	s := startServer(t, 100)
 	names := []types.NamespacedName{name(3)}
@@ -121,8 +123,8 @@ func TestUnreadableResumed(t *testing.T) {
 	}
 }
 
-// TestUnreadableNoWay: where the server does not name an object that it cannot read, or its tokens are of
-// a format of its own, the objects before that one are migrated, and the error says where it is.
+// TestUnreadableNoWay: if the server does not name the object that it cannot read, or its continue tokens have
+// another format, the objects before that one are migrated, and the error says where it is.
 func TestUnreadableNoWay(t *testing.T) {
 	for what, be := range map[string]func(*testServer){
 		"nameless":   func(s *testServer) { s.nameless = true },
@@ -131,7 +133,7 @@ func TestUnreadableNoWay(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			s := startServer(t, 300)
 			be(s)
-			s.breakAll(alike, name(151)) // the 151st: 100 are before it in ns-0
+			s.breakAll(alike, name(151)) // the 151st object, behind the 100 of ns-0
 			result, err := s.run(Options{PageSize: 50})
 			if !errors.Is(err, errNoWay) || !strings.Contains(err.Error(), "unable to decode it") || result.Patched != 150 || len(s.unwritten()) != 150 {
 				t.Errorf("%+v, %v", result.Progress, err)
@@ -143,7 +145,7 @@ func TestUnreadableNoWay(t *testing.T) {
 	}
 }
 
-// listing is an API that fails, or does something, before some lists.
+// listing is an API that calls before in front of each list, which may make the list fail.
 type listing struct {
 	API
 	before func(from token, n int) error
@@ -160,7 +162,7 @@ func (l *listing) List(ctx context.Context, r schema.GroupVersionResource, limit
 	return l.API.List(ctx, r, limit, from)
 }
 
-// runBefore runs with something before each list.
+// runBefore runs a migration with such an API.
 func (s *testServer) runBefore(o Options, before func(from token, n int) error) (Result, error) {
 	return New(&listing{API: s.engine().api, before: before}).Run(s.t.Context(), target, impatient(o), nil)
 }
@@ -169,7 +171,8 @@ func inDefault(name string) types.NamespacedName {
 	return types.NamespacedName{Namespace: "default", Name: name}
 }
 
-// TestUnreadableExpiring: a server that keeps no revision ends neither the search nor the run.
+// TestUnreadableExpiring: a server that compacts every revision at once makes neither the search nor the run
+// endless.
 func TestUnreadableExpiring(t *testing.T) {
 	s := startServer(t, 30)
 	s.breakAll(apart, name(10))
@@ -187,7 +190,8 @@ func TestUnreadableExpiring(t *testing.T) {
 	s.wantAround(result, err, []types.NamespacedName{name(10)})
 }
 
-// TestUnreadableChanged: an object that was deleted or mended after a list failed for it is no failure.
+// TestUnreadableChanged: an object that is deleted or repaired after it made a list fail does not count as
+// failed.
 func TestUnreadableChanged(t *testing.T) {
 	for what, change := range map[string]func(*testServer){
 		"deleted": func(s *testServer) {
@@ -221,7 +225,7 @@ func TestUnreadableChanged(t *testing.T) {
 	}
 }
 
-// looking is an API that does something before an object is read.
+// looking is an API that calls before in front of the first read of an object.
 type looking struct {
 	API
 	before func()
@@ -234,7 +238,7 @@ func (l *looking) Get(ctx context.Context, r schema.GroupVersionResource, object
 	return l.API.Get(ctx, r, object)
 }
 
-// TestUnreadableForOnce: a list that fails for itself, and names nothing, is made again.
+// TestUnreadableForOnce: a list that fails once, with an error that names no object, is repeated.
 func TestUnreadableForOnce(t *testing.T) {
 	s := startServer(t, 30)
 	s.breakAll(apart, name(10))
@@ -247,7 +251,7 @@ func TestUnreadableForOnce(t *testing.T) {
 	s.wantAround(result, err, []types.NamespacedName{name(10)})
 }
 
-// TestUnreadableForAWhile: a server that fails at everything for a while makes no object fail.
+// TestUnreadableForAWhile: if the server fails at all requests for a while, no object counts as failed.
 func TestUnreadableForAWhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTestServer(t)
@@ -281,13 +285,13 @@ func TestUnreadableForAWhile(t *testing.T) {
 	})
 }
 
-// notFound is the answer where a resource, or a version of it, is not served.
+// notFound is the answer to a request for a resource, or a version of it, that is not served.
 func notFound(r *http.Request) error {
 	return apierrors.NewGenericServerResponse(http.StatusNotFound, r.Method, widgets, "", "404 page not found", 0, true)
 }
 
-// TestUnreadableInOneVersion: another version that is not served, or that is never answered, tells nothing of an
-// object's name.
+// TestUnreadableInOneVersion: whether an object exists cannot be concluded from another version that is not
+// served, or that does not answer.
 func TestUnreadableInOneVersion(t *testing.T) {
 	for _, name := range []types.NamespacedName{{Namespace: "aa", Name: "zz"}, {Namespace: "aa", Name: "a"}, {Namespace: "ns-1", Name: "o-0004-x"}} {
 		for what, other := range map[string]func(*http.Request) error{
@@ -310,8 +314,8 @@ func TestUnreadableInOneVersion(t *testing.T) {
 	}
 }
 
-// TestUnreadableNotFoundOnce: while a resource is not found in passing nothing is known of the object, and
-// none behind it is left out in silence.
+// TestUnreadableNotFoundOnce: two 404s for the resource's path do not mean that the object does not exist. No
+// object behind it is left out.
 func TestUnreadableNotFoundOnce(t *testing.T) {
 	s := startServer(t, 30)
 	unsound := types.NamespacedName{Namespace: "ns-1", Name: "zz"}

@@ -22,10 +22,10 @@ import (
 	"github.com/concord-dev/concord/migrate/pace"
 )
 
-// slowLists counts the lists of a server by what became of them.
+// slowLists counts the lists that a server answered, and those that took it too long.
 type slowLists struct{ tooSlow, read int }
 
-// on counts the lists of a server, which takes too long for those of so many objects.
+// on counts the lists of a server that answers "timeout" if tooSlow returns true for the limit of a list.
 func (l *slowLists) on(s *testServer, tooSlow func(limit int) bool) {
 	s.answer = func(r *http.Request, name types.NamespacedName) error {
 		if r.Method != http.MethodGet || name.Name != "" {
@@ -40,7 +40,7 @@ func (l *slowLists) on(s *testServer, tooSlow func(limit int) bool) {
 	}
 }
 
-// TestListLarge: a page is bounded by the size of its objects, too.
+// TestListLarge: large objects make pages smaller.
 func TestListLarge(t *testing.T) {
 	s := startServer(t, 40)
 	s.annotations = pageOf(1, 240_000).Items[0].Annotations
@@ -57,8 +57,8 @@ func TestListLarge(t *testing.T) {
 	}
 }
 
-// TestListTooSlow: a server that takes too long for large pages is asked for small ones, at
-// once and from then on.
+// TestListTooSlow: a server that needs too long for large pages is asked for small ones, without a pause and from then
+// on.
 func TestListTooSlow(t *testing.T) {
 	s := startServer(t, 700)
 	var lists slowLists
@@ -68,20 +68,20 @@ func TestListTooSlow(t *testing.T) {
 	if err != nil || result.Patched != 700 || len(waited.pauses) > 0 {
 		t.Errorf("%+v, %v, waited %v", result.Progress, err, waited.pauses)
 	}
-	// 25 and 50, and instead of 100 only 50 again.
+	// Pages of 25 and 50 are read; the page of 100 is too slow, and all pages after it have 50.
 	if lists != (slowLists{tooSlow: 1, read: 15}) {
 		t.Errorf("%+v", lists)
 	}
 }
 
-// TestListTooSlowNow: a server that takes too long for any page for a while is asked for large
-// ones again after that, and one that does so all the time ends the run.
+// TestListTooSlowNow: a server that needs too long for any page for a while is asked for large pages again afterwards. A
+// server that always needs too long ends the run.
 func TestListTooSlowNow(t *testing.T) {
 	s := startServer(t, 700)
 	var lists slowLists
 	left := 15
 	lists.on(s, func(int) bool { left--; return left >= 0 })
-	// 1, 2, 4 and so on to 256, then the objects left.
+	// Pages of 1, 2, 4 and so on to 256 objects, then the rest.
 	if result, err := s.run(Options{}); err != nil || result.Patched != 700 || lists.read != 10 {
 		t.Errorf("%+v, %v, %+v", result.Progress, err, lists)
 	}
@@ -91,8 +91,8 @@ func TestListTooSlowNow(t *testing.T) {
 	}
 }
 
-// TestListTooSlowOften: a server that takes too long for pages now and then, however small, is
-// not asked for large ones without end.
+// TestListTooSlowOften: a server that sometimes needs too long even for a page of one object is not asked for large pages
+// again and again for ever.
 func TestListTooSlowOften(t *testing.T) {
 	s := startServer(t, 700)
 	var lists slowLists
@@ -112,13 +112,13 @@ func TestListTooSlowOften(t *testing.T) {
 	}
 }
 
-// versionIn is the version of the resource that is asked for.
+// versionIn returns the version in the path of a request.
 func versionIn(r *http.Request) string {
 	return strings.Split(strings.TrimPrefix(r.URL.Path, "/apis/example.com/"), "/")[0]
 }
 
-// TestAsStored: objects are patched in the stored version alone, however lists in it fail. A page is listed in
-// another version only if that may read objects which the stored one cannot.
+// TestAsStored: objects are patched in the stored version only, whatever errors its lists have. A page is listed in
+// another version only if objects may be readable in that version and not in the stored one.
 func TestAsStored(t *testing.T) {
 	const objects, pages = 30, 3
 	webhook := func(text string) error {
@@ -126,9 +126,9 @@ func TestAsStored(t *testing.T) {
 	}
 	unsound := name(15)
 	for what, test := range map[string]struct {
-		failing int // so many lists in the stored version
+		failing int // number of lists in the stored version that fail
 		err     error
-		others  int // so many lists are in another
+		others  int // number of lists in the other version
 	}{
 		"busy once":                    {1, apierrors.NewServiceUnavailable("starting"), 0},
 		"too many requests":            {3, apierrors.NewTooManyRequests("later", 0), 0},
@@ -172,13 +172,13 @@ func TestAsStored(t *testing.T) {
 	}
 }
 
-// TestOtherVersionBusy: where an object cannot be read in the stored version, a server that does not list another one for
-// a moment is asked for it again. If it never does, the object cannot be read.
+// TestOtherVersionBusy: an object cannot be read in the stored version, and a list in the other version fails for a
+// moment. That list is repeated. If it never succeeds, the object counts as unreadable.
 func TestOtherVersionBusy(t *testing.T) {
 	for what, test := range map[string]struct {
-		failing int // so many lists in the other version
+		failing int // number of lists in the other version that fail
 		err     error
-		others  int // so many are tried
+		others  int // number of lists in the other version
 		named   bool
 	}{
 		"throttled":            {10, apierrors.NewTooManyRequests("later", 0), 11, false},
@@ -213,7 +213,7 @@ func TestOtherVersionBusy(t *testing.T) {
 	}
 }
 
-// TestStoredNotServed: where the stored version is not served nothing is patched, and the error says what to do.
+// TestStoredNotServed: if the stored version is not served, nothing is patched, and the error says what to do.
 func TestStoredNotServed(t *testing.T) {
 	s := startServer(t, 30)
 	s.answer = func(r *http.Request, _ types.NamespacedName) error {
@@ -228,8 +228,8 @@ func TestStoredNotServed(t *testing.T) {
 	}
 }
 
-// refusing is an API whose patches take a millisecond of the test's clock, unless they are
-// refused by then. All else is answered.
+// refusing is an API of which each patch takes a millisecond of the bubble's clock, or fails with the error that refuse
+// returns. All other requests are answered.
 type refusing struct {
 	*direct
 	began  time.Time
@@ -246,7 +246,7 @@ func (p *refusing) Patch(ctx context.Context, r schema.GroupVersionResource, nam
 	return p.direct.Patch(ctx, r, name, patch)
 }
 
-// runRefused runs with so many objects and a clock that never waits, and says how long it took.
+// runRefused runs a migration of so many objects in a synctest bubble, and returns how long it took.
 func runRefused(t *testing.T, objects int, o Options, refuse func(name types.NamespacedName, after time.Duration) error) (result Result, took time.Duration, err error) {
 	t.Helper()
 	s := newTestServer(t)
@@ -265,8 +265,8 @@ var (
 	etcdAway   = apierrors.NewInternalError(errors.New("etcdserver: no leader"))
 )
 
-// TestObjectRefused: objects that the server is always too busy for, while it takes others, are
-// failures by name, and do not end the run, however soon the others are done.
+// TestObjectRefused: objects for which the server is always too busy, while it accepts others, fail by name. They do not
+// end the run, however soon the other objects are done.
 func TestObjectRefused(t *testing.T) {
 	for what, err := range map[string]error{
 		"503": busyNow, "504": apierrors.NewTimeoutError("too slow", 0), "no answer": errors.New("EOF"),
@@ -290,7 +290,7 @@ func TestObjectRefused(t *testing.T) {
 	}
 }
 
-// TestObjectThrottled: so is one that is throttled each time while others are written for long.
+// TestObjectThrottled: the same for an object that is throttled each time, while others are written for long.
 func TestObjectThrottled(t *testing.T) {
 	for objects, most := range map[int]time.Duration{200: 200*time.Second + 5*time.Second} {
 		for _, err := range []error{throttling, etcdAway} {
@@ -312,7 +312,7 @@ func TestObjectThrottled(t *testing.T) {
 	}
 }
 
-// wantRefused fails unless these objects failed by name, and all others were written.
+// wantRefused asserts that exactly these objects failed, by name, and all others were written.
 func wantRefused(t *testing.T, result Result, err error, objects int, bad ...types.NamespacedName) {
 	t.Helper()
 	var failed []types.NamespacedName
@@ -328,9 +328,9 @@ func wantRefused(t *testing.T, result Result, err error, objects int, bad ...typ
 	}
 }
 
-// TestNobodyTaken: a server that takes no writes, though it answers reads, ends the run and no
-// object fails, be it away from the beginning, after it took some, or after it throttled or
-// refused some of them, of which it is not known then why.
+// TestNobodyTaken: a server that answers reads but accepts no writes ends the run, and no object fails. That may be so
+// from the beginning, after some writes, or after the server has throttled or refused some objects; it is not known then
+// whether the reason is the object.
 func TestNobodyTaken(t *testing.T) {
 	first := func(n types.NamespacedName) bool { return n.Namespace == "ns-0" && n.Name < "o-0018" }
 	for what, refuse := range map[string]func(n types.NamespacedName, after time.Duration, taken int) error{

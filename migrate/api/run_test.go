@@ -20,11 +20,10 @@ import (
 	"github.com/concord-dev/concord/migrate/pace"
 )
 
-// TestEveryObject: each object is patched once, several at a time, and progress ends where
-// the result is.
+// TestEveryObject: each object is patched once, several at a time, and the last progress is that of the result.
 func TestEveryObject(t *testing.T) {
 	s := startServer(t, 700)
-	// The first patch is answered when the second has come.
+	// The server answers the first patch only when the second has arrived.
 	second := make(chan struct{})
 	var patches atomic.Int64
 	s.answer = func(r *http.Request, _ types.NamespacedName) error {
@@ -66,8 +65,8 @@ func TestEveryObject(t *testing.T) {
 	}
 }
 
-// TestThrottled: a server that takes four patches at a time gets few more, is left alone for
-// as long as it says, and ends up with everything.
+// TestThrottled: a server that accepts four patches at a time gets few more. The engine waits for as long as the server
+// says, and migrates all objects in the end.
 func TestThrottled(t *testing.T) {
 	s := startServer(t, 400)
 	var mu sync.Mutex
@@ -85,7 +84,7 @@ func TestThrottled(t *testing.T) {
 		if under > 4 {
 			once.Do(func() { close(crowded) })
 		}
-		select { // the first ones wait until they are too many
+		select { // the first patches wait until they are too many
 		case <-crowded:
 		case <-r.Context().Done():
 		}
@@ -105,14 +104,13 @@ func TestThrottled(t *testing.T) {
 	if result.Patched != 400 || result.Throttled == 0 || result.Throttled > 60 {
 		t.Errorf("result %+v", result)
 	}
-	// Only those are early that were begun before the server's answer had come.
+	// Only patches that were sent before the server's answer arrived may come early.
 	if early > 200 || len(s.unwritten()) > 0 {
 		t.Errorf("%d patches came early, %d objects are left", early, len(s.unwritten()))
 	}
 }
 
-// TestContinueExpires: a token that is too old costs no object, whether or not the server
-// says where to go on.
+// TestContinueExpires: no object is left out if a continue token has expired, whether or not the server sends a new one.
 func TestContinueExpires(t *testing.T) {
 	for _, goesOn := range []bool{true, false} {
 		t.Run(fmt.Sprintf("goes on %t", goesOn), func(t *testing.T) {
@@ -146,8 +144,8 @@ func TestContinueExpires(t *testing.T) {
 	}
 }
 
-// TestOvertaken: an object that somebody else has written, deleted or created again since it
-// was listed is not written, is asked for once, and is no failure.
+// TestOvertaken: an object that another client has written, deleted or created again since it was listed is not written.
+// It is patched once, and does not count as failed.
 func TestOvertaken(t *testing.T) {
 	s := startServer(t, 40)
 	updated, deleted, replaced := name(3), name(7), name(11)
@@ -177,8 +175,8 @@ func TestOvertaken(t *testing.T) {
 	}
 }
 
-// TestFailures: an object that cannot be migrated is told apart, does not stop the others, and
-// is asked for again only where that may help.
+// TestFailures: each kind of failed object has its own reason, does not keep others from being migrated, and is tried
+// again only if that may help.
 func TestFailures(t *testing.T) {
 	webhook := `conversion webhook for example.com/v1, Kind=Widget failed: it has no spec.size`
 	for _, test := range []struct {
@@ -230,9 +228,8 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestWebhookAway: no object fails for a conversion webhook that is away for a while, longer
-// than a few attempts take. For one that stays away all fail that need it, together in the
-// time of one, and no others.
+// TestWebhookAway: no object fails if a conversion webhook is away for a while, even for longer than a few attempts take.
+// If the webhook stays away, exactly the objects that need it fail, and all of them together take only the time of one.
 func TestWebhookAway(t *testing.T) {
 	const failed = "conversion webhook for example.com/v1, Kind=Widget failed: "
 	for text, want := range map[string]answer{
@@ -299,7 +296,7 @@ func TestWebhookAway(t *testing.T) {
 	}
 }
 
-// skippingClock is ahead of the real one by some seconds.
+// skippingClock runs ahead of the real clock by some seconds.
 type skippingClock struct {
 	clock.RealClock
 	ahead *atomic.Int64
@@ -311,7 +308,8 @@ func (c skippingClock) Now() time.Time {
 
 func (c skippingClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
-// TestHindered: an error that keeps everything waiting is told after a while, until a page is listed or an object written.
+// TestHindered: an error that keeps the whole run waiting is reported after a while, until a page is listed or an object
+// written.
 func TestHindered(t *testing.T) {
 	for _, method := range []string{http.MethodGet, http.MethodPatch} {
 		s, failures := startServer(t, 1), 3
@@ -334,8 +332,8 @@ func TestHindered(t *testing.T) {
 	}
 }
 
-// TestServerAway: a server that is away for a while is waited for; one that stays away ends
-// the run, which another goes on with where it was.
+// TestServerAway: the run waits for a server that is away for a while. A server that stays away ends the run, and the next
+// run goes on at its cursor.
 func TestServerAway(t *testing.T) {
 	s := startServer(t, 300)
 	away := map[string]error{"no answer": errors.New("away"), "503": apierrors.NewServiceUnavailable("starting")}
@@ -387,7 +385,7 @@ func TestServerAway(t *testing.T) {
 	}
 }
 
-// pausing is a clock that notes how long it was asked to wait, and does not wait so long.
+// pausing is a clock that records the pauses it was asked for, and makes them much shorter.
 type pausing struct {
 	clock.WithTicker
 	mu     sync.Mutex
@@ -402,8 +400,8 @@ func (p *pausing) NewTimer(d time.Duration) clock.Timer {
 	return p.WithTicker.NewTimer(d / 50)
 }
 
-// TestBackoff: each time that the server cannot take an object it is left alone for longer, up
-// to a bound, whether it fails or is away.
+// TestBackoff: the pauses between the attempts for an object become longer, up to a bound, whether the server is away or
+// answers with an error.
 func TestBackoff(t *testing.T) {
 	for kind, err := range map[string]error{"away": errors.New("away"), "failing": apierrors.NewInternalError(errors.New("runtime error"))} {
 		s := startServer(t, 1)
@@ -437,8 +435,8 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// TestBackoffApart: objects that failed together do not come back together, and none before the
-// server wants it.
+// TestBackoffApart: objects that failed at the same time are not tried again at the same time, and none before the
+// server's Retry-After is over.
 func TestBackoffApart(t *testing.T) {
 	const parallel = firstParallel
 	for _, after := range []int{0, 1} {
@@ -469,7 +467,7 @@ func TestBackoffApart(t *testing.T) {
 	}
 }
 
-// TestUnreadableToken: a token of another time is the beginning.
+// TestUnreadableToken: a run with a cursor that it cannot read begins at the first object.
 func TestUnreadableToken(t *testing.T) {
 	s := startServer(t, 30)
 	result, err := s.run(Options{Resume: Cursor{Continue: "nonsense", Progress: Progress{Total: 12, Patched: 12}}})
@@ -478,7 +476,7 @@ func TestUnreadableToken(t *testing.T) {
 	}
 }
 
-// TestUnable: a request that the server serves for no object ends the run at once.
+// TestUnable: an error that is the same for every object, such as "method not allowed", ends the run at once.
 func TestUnable(t *testing.T) {
 	s := startServer(t, 100)
 	s.answer = func(r *http.Request, _ types.NamespacedName) error {
@@ -492,8 +490,8 @@ func TestUnable(t *testing.T) {
 	}
 }
 
-// TestOtherVersion: where the objects cannot be listed in the stored version, they are in another one;
-// where they cannot be listed in any, the run ends.
+// TestOtherVersion: if the objects cannot be listed in the stored version, they are listed in another one; if they cannot
+// be listed in any version, the run ends.
 func TestOtherVersion(t *testing.T) {
 	s := startServer(t, 30)
 	broken := []string{"v2"}
@@ -514,14 +512,14 @@ func TestOtherVersion(t *testing.T) {
 		t.Errorf("%+v, %v", result, err)
 	}
 	lists, broken = 0, []string{"v2", "v1"}
-	// 25 objects, 12 and so on, in each version; then a single one, several times; then the end.
+	// Pages of 25, 12 and so on in each version, then of a single object, several times; then the run ends.
 	if _, err := s.run(Options{}); err == nil || lists != 2*(4+attempts) {
 		t.Errorf("%v after %d lists", err, lists)
 	}
 }
 
-// TestRate: a migration that is held to a rate keeps to it, and ends when all is done: a
-// caller that has nothing to do takes no part of the rate.
+// TestRate: a migration with a maximal rate keeps to it, and ends when all objects are done. Workers that have nothing to
+// do use nothing of the rate.
 func TestRate(t *testing.T) {
 	const objects, perSecond = 10, 5
 	s := startServer(t, objects)
@@ -531,7 +529,7 @@ func TestRate(t *testing.T) {
 	if result, err := s.run(Options{Pacer: pacer}); err != nil || result.Patched != objects {
 		t.Errorf("%+v, %v", result, err)
 	}
-	// Patches that fall due in the first three bursts, of 20 ms each, are there from the start.
+	// Patches that are due in the first three bursts, of 20 ms each, may be sent at the start.
 	least := (objects-1)*time.Second/perSecond - 60*time.Millisecond
 	if took := time.Since(began); took < least || took > 10*least {
 		t.Errorf("%d objects took %s", objects, took)
@@ -551,7 +549,7 @@ func TestWindow(t *testing.T) {
 		t.Errorf("it grew to %v", w.limit)
 	}
 	w = w.throttled(start, start.Add(time.Second))
-	// Nine more that were under way say the same.
+	// Nine more patches that were under way get the same answer.
 	for range 9 {
 		w = w.throttled(start, start.Add(time.Second))
 	}
@@ -572,8 +570,8 @@ func TestWindow(t *testing.T) {
 	}
 }
 
-// TestWindowUnused: how many patches may be under way grows only while as many as half of them
-// are: that a server takes patches one after the other does not tell how many it takes at a time.
+// TestWindowUnused: the number of patches that may be under way grows only while at least half of them are. A server that
+// gets patches one after the other does not show how many it can take at a time.
 func TestWindowUnused(t *testing.T) {
 	g := newTurnstile(Options{MaxParallel: 100}.withDefaults())
 	patch := func(together int) float64 {
@@ -601,9 +599,8 @@ func TestWindowUnused(t *testing.T) {
 	}
 }
 
-// TestPatience: a server, webhook or plugin that does not answer is given up when it has not for so
-// long. One that was away for a while, and nobody has missed since, is waited for as if it were the
-// first time.
+// TestPatience: a server, webhook or plugin is given up if it has not answered for that long. With forget, an outage after
+// which nobody asked for a while is forgotten: the next outage is waited for like the first one.
 func TestPatience(t *testing.T) {
 	const bound = 30 * time.Second
 	for _, forget := range []time.Duration{0, 3 * maxBackoff} {
@@ -625,7 +622,7 @@ func TestPatience(t *testing.T) {
 	}
 }
 
-// watchedClock tells of timers that are for longer than pauses between attempts are at first.
+// watchedClock calls longTimer for a timer that is longer than the first pauses between attempts.
 type watchedClock struct {
 	clock.RealClock
 	longTimer func()
@@ -638,8 +635,8 @@ func (c watchedClock) NewTimer(d time.Duration) clock.Timer {
 	return c.RealClock.NewTimer(d)
 }
 
-// TestWaitingForTheList: a worker that has waited for an object looks again whether the server
-// wants to be left alone.
+// TestWaitingForTheList: a worker that waited for the next page checks again, before it sends a patch, whether the server
+// has asked to be left alone.
 func TestWaitingForTheList(t *testing.T) {
 	s := startServer(t, 40)
 	var mu sync.Mutex
@@ -650,7 +647,7 @@ func TestWaitingForTheList(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if name.Name == "" {
-			if lists++; lists == 2 { // the workers that have nothing to do wait for this page
+			if lists++; lists == 2 { // workers without objects wait for this page
 				mu.Unlock()
 				select {
 				case <-throttled:
@@ -672,7 +669,7 @@ func TestWaitingForTheList(t *testing.T) {
 		}
 		return nil
 	}
-	// The page comes when somebody waits since the server asked for it.
+	// The page is answered once a worker waits because of the server's Retry-After.
 	waits := watchedClock{longTimer: sync.OnceFunc(func() { close(throttled) })}
 	if result, err := s.run(Options{PageSize: 1, Clock: waits}); err != nil || result.Patched != 40 {
 		t.Fatalf("%+v, %v", result, err)
@@ -682,7 +679,7 @@ func TestWaitingForTheList(t *testing.T) {
 	}
 }
 
-// TestGone: an error that says no more than "not found" may be about the resource.
+// TestGone: a 404 that does not name the object may be about the resource, so the object does not count as deleted.
 func TestGone(t *testing.T) {
 	if !gone(apierrors.NewNotFound(widgets, "x")) || gone(&apierrors.StatusError{ErrStatus: metav1.Status{Reason: metav1.StatusReasonNotFound, Code: 404}}) || gone(nil) {
 		t.Error("not told apart")
@@ -695,7 +692,8 @@ func TestTarget(t *testing.T) {
 	}
 }
 
-// TestLongMessages: with long names, too, as much is kept of a refusal as says what ails.
+// TestLongMessages: an error that is cut to its maximal length still has its end, which says what is wrong, also if it has
+// long names.
 func TestLongMessages(t *testing.T) {
 	const name = "production-eu-central-1-payments-and-settlements-blue-control-plane-with-private-endpoints-and-managed-addons"
 	for end, message := range map[string]string{

@@ -29,12 +29,12 @@ var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 type stored struct {
 	uid      string
 	revision int
-	// written counts the patches that the server took.
+	// written is the number of patches that were applied.
 	written int
 }
 
-// testServer serves widgets over HTTP, as an API server would: consistent pages with
-// tokens, and patches that compare uid and resourceVersion.
+// testServer serves widgets over HTTP as an API server would: consistent pages with continue tokens, and
+// patches that compare uid and resourceVersion.
 type testServer struct {
 	t    *testing.T
 	http *httptest.Server
@@ -42,24 +42,25 @@ type testServer struct {
 	mu       sync.Mutex // guards the fields below
 	revision int
 	objects  map[types.NamespacedName]*stored
-	// pages are the snapshots of lists that go on, by their revision.
+	// pages are the snapshots of unfinished lists, by revision.
 	pages map[int][]metav1.PartialObjectMetadata
-	// under and most are the patches under way, now and at most.
+	// under is the number of patches under way, most its maximum so far.
 	under, most int
 	asked       map[types.NamespacedName]int
-	// broken objects cannot be read, for these reasons.
+	// broken are the objects that cannot be read, with the error for each.
 	broken map[types.NamespacedName]error
-	// mended are those that can be read since a revision.
+	// mended are the broken objects that can be read again, with the revision since which they can.
 	mended map[types.NamespacedName]int
-	// nameless servers do not name the objects that they cannot read, as kube-apiserver before 1.37;
-	// ownTokens are not of the API server library's format, and uncounted lists do not say how much is left.
+	// nameless servers do not name the objects that they cannot read, like kube-apiserver before 1.37.
+	// ownTokens have another format than k8s.io/apiserver's. uncounted lists do not say how many objects are
+	// left.
 	nameless, ownTokens, uncounted bool
-	// withoutNamespaces says that the objects have none.
+	// withoutNamespaces makes the resource cluster-scoped.
 	withoutNamespaces bool
-	// annotations are what lists say that every object has.
+	// annotations are the annotations of every object in a list.
 	annotations map[string]string
 	lists       int
-	// answer, if not nil, answers a request instead; nil from it lets it through.
+	// answer, if not nil, is called first; its error is the answer to the request.
 	answer func(r *http.Request, name types.NamespacedName) error
 }
 
@@ -72,7 +73,7 @@ func startServer(t *testing.T, n int) *testServer {
 	return s
 }
 
-// newTestServer returns one without objects that does not listen.
+// newTestServer returns a server without objects that does not listen.
 func newTestServer(t *testing.T) *testServer {
 	return &testServer{
 		t: t, objects: map[types.NamespacedName]*stored{}, pages: map[int][]metav1.PartialObjectMetadata{}, asked: map[types.NamespacedName]int{},
@@ -100,7 +101,7 @@ func (s *testServer) engine() *Engine {
 
 var target = Target{GroupResource: widgets, Versions: []string{"v2", "v1"}}
 
-// run returns when no request is being served any more: one may be that nobody waits for.
+// run runs a migration, and waits for the end of all requests, since the run may have given up some.
 func (s *testServer) run(o Options) (Result, error) {
 	s.t.Helper()
 	result, err := s.engine().Run(s.t.Context(), target, impatient(o), nil)
@@ -108,7 +109,7 @@ func (s *testServer) run(o Options) (Result, error) {
 	return result, err
 }
 
-// impatient are options of a run that hardly waits for a webhook.
+// impatient returns options with which a run hardly waits for a webhook.
 func impatient(o Options) Options {
 	o.WebhookPatience = cmp.Or(o.WebhookPatience, 10*time.Millisecond)
 	return o
@@ -146,7 +147,7 @@ func (s *testServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	status, _ := err.(apierrors.APIStatus)
 	switch {
 	case err == nil:
-	case status == nil: // no answer at all
+	case status == nil: // closes the connection without an answer
 		panic(http.ErrAbortHandler)
 	default:
 		st := status.Status()
@@ -210,7 +211,7 @@ func metadataOf(name types.NamespacedName, o *stored) *metav1.PartialObjectMetad
 	return m
 }
 
-// list serves pages. A token is the revision of the list and the key where it goes on.
+// list serves pages. A token has the revision of the list and the key at which it goes on.
 func (s *testServer) list(r *http.Request) (any, error) {
 	limit, err := strconv.Atoi(r.URL.Query().Get("limit"))
 	if err != nil {
@@ -226,7 +227,7 @@ func (s *testServer) list(r *http.Request) (any, error) {
 	}
 	s.lists++
 	revision := int(from.Revision)
-	if s.pages[revision] == nil { // the token goes on at the newest revision
+	if s.pages[revision] == nil { // goes on at the newest revision
 		if revision = s.revision; s.pages[revision] == nil {
 			s.pages[revision] = s.snapshot()
 		}
@@ -264,10 +265,10 @@ func (s *testServer) list(r *http.Request) (any, error) {
 	return list, nil
 }
 
-// maxCauses is how many objects kube-apiserver names at most.
+// maxCauses is the number of objects that kube-apiserver names at most.
 const maxCauses = 100
 
-// unreadError is the answer of kube-apiserver 1.37 to a list with objects that it cannot read.
+// unreadError is the error of kube-apiserver 1.37 for a list with objects that it cannot read.
 func unreadError(causes []metav1.StatusCause) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status: metav1.StatusFailure, Code: http.StatusInternalServerError, Reason: metav1.StatusReasonStoreReadError,
@@ -276,7 +277,7 @@ func unreadError(causes []metav1.StatusCause) error {
 	}}
 }
 
-// keyOf is where an object stands in the list.
+// keyOf returns the key by which the list is sorted.
 func keyOf(m *metav1.PartialObjectMetadata) string {
 	return strings.TrimPrefix(m.Namespace+"/"+m.Name, "/")
 }
@@ -300,7 +301,7 @@ func (s *testServer) snapshot() []metav1.PartialObjectMetadata {
 	return all
 }
 
-// unwritten returns the objects that were not written since they were created.
+// unwritten returns the objects that have not been patched.
 func (s *testServer) unwritten() []types.NamespacedName {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// pageOf is a page of so many objects, each with an annotation of so many bytes.
+// pageOf returns a page of so many objects, each with an annotation of so many bytes.
 func pageOf(objects, bytes int) *metav1.PartialObjectMetadataList {
 	page := &metav1.PartialObjectMetadataList{TypeMeta: metav1.TypeMeta{Kind: "PartialObjectMetadataList", APIVersion: "meta.k8s.io/v1"}}
 	page.Items = make([]metav1.PartialObjectMetadata, objects)
@@ -48,7 +48,7 @@ func TestNextPage(t *testing.T) {
 	}
 }
 
-// TestListOfLarge: the bytes read of a page are bounded, also where large objects follow small ones.
+// TestListOfLarge: the number of bytes in a page is bounded, also if large objects follow small ones.
 func TestListOfLarge(t *testing.T) {
 	var limits []int
 	each := 240_000
@@ -76,7 +76,8 @@ func TestListOfLarge(t *testing.T) {
 	}
 }
 
-// TestPagesOfLarge: the proof and the cleaning of managedFields list as many objects at a time as their size allows.
+// TestPagesOfLarge: the proof and the cleaning of managedFields list as many objects at a time as their size
+// permits.
 func TestPagesOfLarge(t *testing.T) {
 	for _, test := range []struct {
 		each int
@@ -107,7 +108,8 @@ func TestPagesOfLarge(t *testing.T) {
 	}
 }
 
-// A patch that changes nothing is no write, and the resourceVersion that it returns is that of another one.
+// TestTelling: only patches that wrote are told. If the returned resourceVersion is the one that was sent, the patch
+// changed nothing.
 func TestTelling(t *testing.T) {
 	now := ""
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -130,9 +132,8 @@ func TestTelling(t *testing.T) {
 	}
 }
 
-// TestGentle: beside a server that works on two patches at a time, which take 4 ms, few more than two
-// are under way, and as many again once it works on four; or as
-// many as lengthen patches by no more than the bound that is set.
+// TestGentle: a server can work on so many patches at a time, and each takes 4 ms. Few more than these are under
+// way, or, with the bound most, as many as make patches longer by no more than that.
 func TestGentle(t *testing.T) {
 	for name, test := range map[string]struct {
 		of          gentle
@@ -160,7 +161,8 @@ func TestGentle(t *testing.T) {
 	}
 }
 
-// TestGentleSlow: where each patch takes seconds, as behind a slow webhook, few of them are made one at a time.
+// TestGentleSlow: if each patch takes seconds, for example because of a slow webhook, only few patches are made one
+// at a time to measure how long one takes alone.
 func TestGentleSlow(t *testing.T) {
 	g, now := gentle{}, time.Unix(0, 0)
 	after := func(took time.Duration) {
@@ -179,7 +181,7 @@ func TestGentleSlow(t *testing.T) {
 	for !g.rests() {
 		after(20 * time.Second)
 	}
-	// Patches that were under way when it began ran beside others: they do not end it.
+	// Patches that were sent before the rest began ran beside others, so they do not end it.
 	for range 2 * leastRested {
 		g = g.after(now, 80*time.Second)
 	}
@@ -193,8 +195,8 @@ func TestGentleSlow(t *testing.T) {
 	}
 }
 
-// TestGentleAgain: a server that has become slower is not taken for one where patches wait, once one
-// alone has taken as long.
+// TestGentleAgain: if patches take longer because the server has become slower, and not because they wait for each
+// other, a rest finds that out: a patch alone takes as long.
 func TestGentleAgain(t *testing.T) {
 	g, now := gentle{}, time.Unix(0, 0)
 	after := func(took time.Duration) {

@@ -21,15 +21,15 @@ import (
 
 func step(w *world) (time.Duration, error) { return w.c.Step(context.Background(), "m") }
 
-// step takes one that is to succeed.
+// step runs one step of the controller, which must succeed.
 func (w *world) step() {
 	w.t.Helper()
 	_, err := step(w)
 	w.must(err)
 }
 
-// wholeMigration are all calls of a migration. The CRD and the StorageVersion, which count, are read once more after the
-// last write.
+// wholeMigration are all calls of a migration. The CRD and the StorageVersion must not have changed, so they are read
+// once more after the last write.
 var wholeMigration = []string{
 	"get StorageVersionMigration", "list LeaseList", "get CustomResourceDefinition", "get StorageVersion",
 	"update StorageVersionMigration", "update status StorageVersionMigration", "rewrite", "get CustomResourceDefinition", "get StorageVersion",
@@ -38,7 +38,7 @@ var wholeMigration = []string{
 
 func TestSuccess(t *testing.T) {
 	w := newMigrating(t)
-	w.lease(agree.ServerID(storageversion.NewUpstreamIdentity()), "") // of no server
+	w.lease(agree.ServerID(storageversion.NewUpstreamIdentity()), "") // a Lease that is no server's
 	w.Calls = nil
 	w.step()
 	if !slices.Equal(w.Calls, wholeMigration) {
@@ -48,13 +48,13 @@ func TestSuccess(t *testing.T) {
 	if got := w.read(); w.claimedBy() != self || got.Status.Progress == nil || got.Status.Progress.Done != 3 {
 		t.Errorf("migration %+v", got)
 	}
-	// An end at the time of the start has an event of the same name: the first stays.
+	// An Event for an end at the time of the start would have the name of the first Event, which stays.
 	if got := w.events(); !slices.Contains(got, "Normal Started") {
 		t.Errorf("events %v", got)
 	}
 }
 
-// leftAlone are reasons for which this server does not do a migration.
+// leftAlone are reasons for which this server leaves a migration to others.
 var leftAlone = []struct {
 	name    string
 	arrange func(w *world)
@@ -151,7 +151,8 @@ func TestClaimRace(t *testing.T) {
 	}
 }
 
-// TestServerJoins: the fence moves, but the agreement is the same: the rewrite goes on.
+// TestServerJoins: another server reports the same encoding, so the fence moves but the agreement stays: the rewrite
+// goes on.
 func TestServerJoins(t *testing.T) {
 	join := agree.Report{Server: "apiserver-third", Encoding: v1}
 	t.Run("the rewriter asks", func(t *testing.T) {
@@ -172,7 +173,7 @@ func TestServerJoins(t *testing.T) {
 			t.Errorf("%d rewrites", calls)
 		}
 	})
-	// The rewriter learns which definition permits the rewrite.
+	// The rewriter gets the definition under which the rewrite is permitted.
 	for _, definition := range []CRD{{}, {UID: "crd-uid", Generation: 7}} {
 		t.Run(fmt.Sprintf("the rewriter of %+v ends", definition), func(t *testing.T) {
 			w := newWorld(t)
@@ -205,7 +206,7 @@ func TestDoesNotSucceed(t *testing.T) {
 	lost := func(w *world) {
 		w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
 	}
-	toAndFro := func(w *world) { // v1 -> v2 -> v1: the agreement looks the same
+	toAndFro := func(w *world) { // v1 -> v2 -> v1: the agreement is the same as before
 		lost(w)
 		w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v1})
 	}
@@ -287,7 +288,7 @@ func TestObjectsFail(t *testing.T) {
 	if f := m.Status.Failures[0]; f.Reason != migrationv1alpha1.FailureDoesNotDecode || !maps.Equal(m.Status.Progress.FailedByReason, kinds) {
 		t.Errorf("failure %+v, by reason %v", f, m.Status.Progress.FailedByReason)
 	}
-	// The status names the first ones, the log all.
+	// The status has the first failed objects, the log has all.
 	if logged := strings.Count(w.log.String(), `"Object not migrated"`); logged != 150 || !strings.Contains(w.log.String(), `"name"="o149" "reason"="DoesNotDecode"`) {
 		t.Errorf("%d objects are in the log: %s", logged, w.log.String())
 	}
@@ -310,7 +311,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// TestSpuriousFence: a fence that has not moved must not lead to a busy loop.
+// TestSpuriousFence: if the rewriter returns ErrFenced although the fence has not moved, it is not called again at once.
 func TestSpuriousFence(t *testing.T) {
 	w := newMigrating(t)
 	calls := 0
@@ -337,8 +338,8 @@ func TestShutdown(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
 }
 
-// TestHinderedAndProving: the error for which a rewrite gets on with nothing is told until it gets on, and that it is
-// complete and being proven.
+// TestHinderedAndProving: the Running condition has the error that keeps the rewrite waiting, until the rewrite goes on.
+// It also says when everything is rewritten and is being proven.
 func TestHinderedAndProving(t *testing.T) {
 	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {

@@ -20,10 +20,10 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// runs runs the controller until the test ends.
+// runs starts the controller, which ends with the test.
 func runs(t *testing.T, w *world) {
 	t.Helper()
-	ctx := t.Context() // ends before the cleanup
+	ctx := t.Context() // is cancelled before the cleanup functions run
 	var running sync.WaitGroup
 	running.Go(func() { w.c.Run(ctx) })
 	t.Cleanup(running.Wait)
@@ -63,14 +63,14 @@ func (w *world) calledUntil(call string, n int) []string {
 	return nil
 }
 
-// TestRunsAtOnce: nothing but the watch leads to a migration, no time passes on the way,
-// and it takes six calls to the Running condition.
+// TestRunsAtOnce: a migration begins because of its watch event alone, without a pause, and the
+// Running condition is written by the sixth call.
 func TestRunsAtOnce(t *testing.T) {
 	w := newWorld(t)
 	runs(t, w)
 	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Name, m.UID = "first", "first-uid" })
 	const status = "update status StorageVersionMigration"
-	eventually(t, func() bool { return w.calledUntil(status, 2) != nil }) // Running and Succeeded
+	eventually(t, func() bool { return w.calledUntil(status, 2) != nil }) // of Running and of Succeeded
 	w.uncall()
 	w.migration(nil)
 	eventually(t, func() bool { return w.calledUntil(status, 2) != nil })
@@ -79,8 +79,8 @@ func TestRunsAtOnce(t *testing.T) {
 	}
 }
 
-// TestOthersWorkCostsNothing: the writes of another server while it migrates, and its
-// end, lead to no list of Leases.
+// TestOthersWorkCostsNothing: while another server migrates, its writes to the migration do not
+// make this server list Leases, and neither does the end.
 func TestOthersWorkCostsNothing(t *testing.T) {
 	w := newWorld(t)
 	w.c.cfg.Workers = 1
@@ -89,7 +89,7 @@ func TestOthersWorkCostsNothing(t *testing.T) {
 	})
 	runs(t, w)
 	eventually(t, func() bool { return slices.Contains(w.called(), "list LeaseList") })
-	// The next look, for an event of the same watch, comes after those for earlier ones.
+	// An event of another migration is handled after all earlier events of the same watch.
 	next := func(name string) {
 		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Name, m.UID = name, "uid-"+m.UID })
 		eventually(t, func() bool {
@@ -125,7 +125,8 @@ func TestOthersWorkCostsNothing(t *testing.T) {
 	}
 }
 
-// TestPollsOfTheEndedCostNothing: those that were seen to be gone or ended are not read.
+// TestPollsOfTheEndedCostNothing: the poll does not read migrations that the watch has shown as
+// deleted or ended.
 func TestPollsOfTheEndedCostNothing(t *testing.T) {
 	w := newMigrating(t)
 	ended := w.read()
@@ -183,7 +184,7 @@ func TestWorthALook(t *testing.T) {
 	}
 }
 
-// TestUnservedIsUnknown: a 404 that does not name the object ends nothing.
+// TestUnservedIsUnknown: a 404 that does not name the object does not end a migration.
 func TestUnservedIsUnknown(t *testing.T) {
 	for _, kind := range []string{"StorageVersionMigration", "StorageVersion", "CustomResourceDefinition"} {
 		t.Run(kind, func(t *testing.T) {

@@ -46,11 +46,12 @@ func TestServedVersions(t *testing.T) {
 		{"events.k8s.io/v1", "v1beta1", false, nil, []string{"v1", "v1beta1"}},
 		{"events.k8s.io/v2", "v1", false, []string{"events.k8s.io/v1", "events.k8s.io/v2"}, []string{"v2", "v1"}},
 		{"v1", "v1beta1", false, nil, []string{"v1beta1"}},
-		// The only one that clients can write in; never of a definition, whose objects it may lack fields of.
+		// The objects may be patched in another version if it is the only one that is served. That is not
+		// done for a custom resource, since its versions may lack fields.
 		{"events.k8s.io/v2", "", false, []string{"events.k8s.io/v1", "v9"}, []string{"v1"}},
 		{"v9", "v1beta1", false, []string{"events.k8s.io/v1", "v9"}, []string{"v1", "v1beta1"}},
 		{"events.k8s.io/v2", "v1", true, []string{"events.k8s.io/v1"}, []string{"v2", "v1"}},
-		// One of several might lack fields that another has.
+		// If several versions are served, one may lack fields that another has.
 		{"events.k8s.io/v3", "v1", false, []string{"events.k8s.io/v1", "events.k8s.io/v2"}, []string{"v3", "v1", "v2"}},
 	} {
 		if got := servedVersions(events, test.encoding, test.named, test.defined, []agree.Report{{Served: test.served}}); !slices.Equal(got, test.want) {
@@ -59,8 +60,8 @@ func TestServedVersions(t *testing.T) {
 	}
 }
 
-// TestAPIEngine: a resource for which that engine is asked, or that is served elsewhere, is migrated
-// through the API, under the same guard, and the status says so.
+// TestAPIEngine: a resource for which the engine API is asked for, or that is served elsewhere, is migrated
+// through the API, with the same checks before and after, and the status says so.
 func TestAPIEngine(t *testing.T) {
 	reports := map[string][]agree.Report{
 		"asked for":        {{Server: self, Encoding: v1}, {Server: other, Encoding: v1}},
@@ -76,7 +77,8 @@ func TestAPIEngine(t *testing.T) {
 				}
 			})
 			if name != "asked for" {
-				// Nobody else is known to serve it: then this server leaves it alone.
+				// As long as it is not known that another program serves the resource, this server leaves the
+				// migration alone.
 				w.step()
 				if w.claimedBy() != "" {
 					t.Fatal("it is claimed")
@@ -95,7 +97,7 @@ func TestAPIEngine(t *testing.T) {
 			w.Calls = nil
 			w.step()
 			w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
-			looks := 0 // before and after
+			looks := 0 // once before and once after
 			for _, call := range w.Calls {
 				if call == "get StorageVersion" {
 					looks++
@@ -108,7 +110,7 @@ func TestAPIEngine(t *testing.T) {
 	}
 }
 
-// TestEnginesDoNotShareTokens: a token that one engine saved says nothing to the other.
+// TestEnginesDoNotShareTokens: an engine does not go on at the position that the other engine saved.
 func TestEnginesDoNotShareTokens(t *testing.T) {
 	w := newMigrating(t)
 	crashHalfway(w)

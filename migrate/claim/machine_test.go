@@ -8,7 +8,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// TestNext: from every state that does something, each kind of error leads where it has to.
+// TestNext lists the next state for each state that does something and each kind of error.
 func TestNext(t *testing.T) {
 	ended := &over{migrationv1alpha1.ReasonAgreementLost, "servers do not agree"}
 	elsewhere := fmt.Errorf("%w: it does not report the resource", errNotOurs)
@@ -18,7 +18,8 @@ func TestNext(t *testing.T) {
 		permitting, rewriting, confirming, turning state
 	}{
 		{nil, rewriting, confirming, succeeding, permitting},
-		// Only an error that interrupts a rewrite has it looked at anew, also where the fence says why.
+		// Only an error that interrupts a rewrite leads to a new look at the permission, also if
+		// ErrFenced says why.
 		{errSpeed, retrying, turning, retrying, retrying},
 		{errMoved, retrying, permitting, retrying, retrying},
 		{errRedefined, retrying, permitting, retrying, retrying},

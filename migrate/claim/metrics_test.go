@@ -14,7 +14,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// metered gives the world metrics and returns a function that reads them, by name and label values.
+// metered gives the world metrics, and returns a function that reads their values by name and
+// labels.
 func metered(t *testing.T, w *world) func() map[string]float64 {
 	t.Helper()
 	registry := metrics.NewKubeRegistry()
@@ -44,17 +45,18 @@ func metered(t *testing.T, w *world) func() map[string]float64 {
 	}
 }
 
-// TestMetrics: the names, labels and values that operators know, while a migration runs
-// and after it. Work that a server has done before it goes on is not counted again.
+// TestMetrics: the names, labels and values of the metrics, while a migration runs and after it.
+// Objects that were done before the server went on with a migration are not counted again.
 func TestMetrics(t *testing.T) {
 	w := newWorld(t)
 	values := metered(t, w)
-	// The first is the form of kube-storage-version-migrator, the second that of all other metrics.
+	// versioned is the label of kube-storage-version-migrator's metrics, cronJobs that of all
+	// others.
 	const versioned, cronJobs = " resource=batch.example.com/v1, Resource=cronjobs", " resource=cronjobs.batch.example.com"
 	want := func(want map[string]float64) {
 		t.Helper()
 		for _, reason := range migrationv1alpha1.FailureReasons {
-			want["concord_migration_failed_objects_total reason="+string(reason)+cronJobs] += 0 // shown before the first
+			want["concord_migration_failed_objects_total reason="+string(reason)+cronJobs] += 0 // is shown as 0 before the first failure
 		}
 		if got := values(); !maps.Equal(got, want) {
 			t.Errorf("metrics %v, want %v", got, want)
@@ -97,7 +99,8 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
-// TestLabel: a migration that names no version has the encoding's, whatever encrypts it.
+// TestLabel: for a migration that names no version, the label has the encoding's version, without
+// the encryption key.
 func TestLabel(t *testing.T) {
 	for encoding, want := range map[agree.Encoding]string{
 		v1:                                "batch.example.com/v1, Resource=cronjobs",

@@ -11,10 +11,10 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// newer is a server that is newer than those that report the resource, and does not serve it.
+// newer is a server of a newer release than those that report the resource; it does not serve the resource.
 const newer agree.ServerID = "apiserver-newer"
 
-// joins has the newer server join, and report all that it serves, or not yet.
+// joins registers the newer server. Its Lease says that it has reported everything, or not yet.
 func (w *world) joins(reported bool) {
 	w.t.Helper()
 	w.lease(newer, "1.37")
@@ -25,8 +25,8 @@ func (w *world) joins(reported bool) {
 	w.must(w.client.Update(context.Background(), lease))
 }
 
-// TestNobodyMay: a migration that every server which serves the resource is too old for says so, by one of them and
-// once, and begins when a newer one is gone.
+// TestNobodyMay: if all servers that serve the resource are too old for a migration, because of a newer server, the
+// migration says so. One of these servers writes that, once. The migration begins when the newer server is gone.
 func TestNobodyMay(t *testing.T) {
 	w := newMigrating(t)
 	id := self
@@ -69,7 +69,7 @@ func TestNobodyMay(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 }
 
-// TestSomebodyMay: nothing is said where a newer server serves the resource, or an aggregated API server.
+// TestSomebodyMay: a migration does not say so if a newer server, or an aggregated API server, serves the resource.
 func TestSomebodyMay(t *testing.T) {
 	for _, reporter := range []agree.ServerID{newer, "apiserver-aggregated"} {
 		w := newMigrating(t)

@@ -9,7 +9,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// TestRewriterPanics: a migration that panics is tried again, and others go on.
+// TestRewriterPanics: a migration whose rewriter panics is tried again.
 func TestRewriterPanics(t *testing.T) {
 	w := newWorld(t)
 	var calls atomic.Int32
@@ -22,7 +22,7 @@ func TestRewriterPanics(t *testing.T) {
 	w.migration(nil)
 	runs(t, w)
 	eventually(t, func() bool {
-		w.clock.Step(time.Second) // the queue waits before it tries again
+		w.clock.Step(time.Second) // the queue waits before the next attempt
 		return migrationv1alpha1.True(w.read(), migrationv1alpha1.MigrationSucceeded) != nil
 	})
 	if n := calls.Load(); n != 2 {

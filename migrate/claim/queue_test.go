@@ -12,8 +12,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// TestLater: migrations that come later wait for all others, also for those that are queued after them, and keep
-// their order, as all do where none comes later.
+// TestLater: migrations for which Config.Later is true wait for all others, also for those that are queued after them.
+// Apart from that, and without Later, migrations keep their order.
 func TestLater(t *testing.T) {
 	for _, test := range []struct {
 		later func(*migrationv1alpha1.StorageVersionMigration) bool
@@ -34,7 +34,7 @@ func TestLater(t *testing.T) {
 				w.must(store.Add(m))
 			}
 			queue.Add(name)
-			queue.Add(name) // once is enough
+			queue.Add(name) // adding it twice changes nothing
 		}
 		queue.AddAfter("asked-for", time.Second)
 		eventually(t, func() bool {
@@ -53,8 +53,8 @@ func TestLater(t *testing.T) {
 	}
 }
 
-// TestLaterAtLast: others that come again and again, as where they fail, do not keep those that come later from their turn
-// for ever.
+// TestLaterAtLast: migrations for which Later is true get their turn, even if others are queued again and again because
+// they fail.
 func TestLaterAtLast(t *testing.T) {
 	l := &lanes{soon: workqueue.DefaultQueue[string](), late: workqueue.DefaultQueue[string](), later: func(name string) bool { return name == "built-in" }}
 	l.Push("built-in")

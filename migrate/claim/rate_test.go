@@ -7,8 +7,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// TestSlow: others may be done beside a migration that makes no progress for a reason of its own, or hardly any, by its
-// user's will or as measured; not beside one that has to wait as they would.
+// TestSlow: another migration may run beside one that waits for something of its own (such as a webhook), or that is
+// slow because of its user's limit or as measured. It may not run beside one that waits for the server or etcd, since
+// the other would have to wait, too.
 func TestSlow(t *testing.T) {
 	const s = time.Second
 	type report struct {
@@ -53,11 +54,12 @@ func TestSlow(t *testing.T) {
 	}
 }
 
-// TestRate: the rate is of the last ten seconds, whether objects are written, or found in the encoding, which is faster.
+// TestRate: the rate is that of the last ten seconds. It counts objects that were written, and those that had the target
+// encoding already, which is faster.
 func TestRate(t *testing.T) {
 	for name, test := range map[string]struct {
-		first, then int64 // done per second in the first minute, and after it
-		seconds     int   // after it
+		first, then int64 // objects per second in the first minute, and after it
+		seconds     int   // seconds after the first minute
 		want        float64
 	}{
 		"steady":                       {20, 20, 40, 20},

@@ -11,7 +11,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// redefine changes the definition, and has the controller see it.
+// redefine changes the CustomResourceDefinition, and gives the controller its watch event.
 func (w *world) redefine(stores string, generation int64) {
 	w.crd(stores, generation)
 	crd := &apiextensionsv1.CustomResourceDefinition{}
@@ -19,12 +19,12 @@ func (w *world) redefine(stores string, generation int64) {
 	w.c.ObserveDefinition(crd)
 }
 
-// TestRedefined: a rewrite under way when the definition changes, as for its conversion webhook, begins again at once
-// under the definition as it is now, and counts no error. Where that changes all the time, or stores another version, the
-// migration fails, as one does that comes to its end under another definition.
+// TestRedefined: if the definition changes during a rewrite, for example its conversion webhook, the rewrite begins again
+// at once with the new definition, which does not count as an error. The migration fails if the definition changes again
+// and again, or stores another version.
 func TestRedefined(t *testing.T) {
 	for name, test := range map[string]struct {
-		redefine func(w *world, begun int64) bool // whether the rewrite is interrupted by it
+		redefine func(w *world, begun int64) bool // whether the change interrupts the rewrite
 		begun    int64
 		ended    migrationv1alpha1.MigrationConditionType
 		reason   string
@@ -73,8 +73,8 @@ func TestRedefined(t *testing.T) {
 	}
 }
 
-// TestRedefinedBeforeItBegins: a change of the definition that is observed between the reading of it and the beginning of
-// the rewrite, while the claim is written, has it begin under the definition as it is now.
+// TestRedefinedBeforeItBegins: the definition changes after it was read and before the rewrite begins, while the claim is
+// written. The rewrite is done with the new definition.
 func TestRedefinedBeforeItBegins(t *testing.T) {
 	for name, test := range map[string]struct {
 		stores     string

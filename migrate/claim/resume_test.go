@@ -19,13 +19,12 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// half is the progress of a rewrite that is half done and met an object that it could not
-// migrate.
+// half is the progress of a rewrite that is half done and has met an object that cannot be migrated.
 var half = Progress{Total: 10, Done: 4, Failed: 1, Checkpoint: Checkpoint{
 	Position: "half", Failures: []Failure{{Namespace: "ns", Name: "early", Message: "broken"}},
 }}
 
-// crashHalfway runs a rewrite that saves its progress and then ends with its server.
+// crashHalfway runs a rewrite that saves its progress; then its server ends.
 func crashHalfway(w *world) {
 	w.t.Helper()
 	ctx, crash := context.WithCancel(context.Background())
@@ -43,7 +42,7 @@ func crashHalfway(w *world) {
 	}
 }
 
-// resumed runs the next server's rewrite and returns where it began.
+// resumed runs the rewrite of the next server, and returns the position at which it began.
 func resumed(w *world) (position string) {
 	w.t.Helper()
 	w.rewrite = func(_ context.Context, job Job, _ func(Progress)) (Result, error) {
@@ -55,7 +54,7 @@ func resumed(w *world) (position string) {
 	return position
 }
 
-// TestResumes: a server that goes on begins where the last one was, with the failures it met.
+// TestResumes: the next server begins at the position that the last one saved, with the failures so far.
 func TestResumes(t *testing.T) {
 	for _, custom := range []bool{false, true} {
 		t.Run(fmt.Sprintf("custom resource %t", custom), func(t *testing.T) {
@@ -76,7 +75,7 @@ func TestResumes(t *testing.T) {
 			if m.Status.ContinueToken != "" {
 				t.Error("an ended migration can be continued")
 			}
-			// Four were done before this server began, a second ago.
+			// Four objects were done before this server began, a second ago.
 			if p := m.Status.Progress; p.Done != 8 || p.ObjectsPerSecond != 4 {
 				t.Errorf("progress %+v", p)
 			}
@@ -84,8 +83,8 @@ func TestResumes(t *testing.T) {
 	}
 }
 
-// TestResumesBehindTheCount: some of the objects done lie behind the position, and are found so
-// again. The rate counts from where the run begins, and objects that were shown as done stay so.
+// TestResumesBehindTheCount: some objects that count as done are behind the saved position, and are met again.
+// The number of done objects in the status does not go down, and the rate counts from the position on.
 func TestResumesBehindTheCount(t *testing.T) {
 	w := newWorld(t)
 	values := metered(t, w)
@@ -109,11 +108,11 @@ func TestResumesBehindTheCount(t *testing.T) {
 		report(Progress{Done: 1})
 		shown(4, 0)
 		report(Progress{Done: 9})
-		shown(9, 1) // 8 in 8 s
+		shown(9, 1) // 8 objects in 8 s
 		return Result{Progress: Progress{Total: 10, Done: 10}}, nil
 	}
 	w.step()
-	// Nothing was reported: the count in the status is all that is known, and it was too much.
+	// Here the rewrite reports nothing before its end, and the number in the status was too high.
 	w = newWorld(t)
 	w.migration(nil)
 	crashHalfway(w)
@@ -127,7 +126,8 @@ func TestResumesBehindTheCount(t *testing.T) {
 	}
 }
 
-// TestLogsOfAllServers: a server's log names no failures before the position that it began at.
+// TestLogsOfAllServers: the message of the Failed condition says that the logs of several servers name all
+// failed objects, since the log of one has only those behind its position.
 func TestLogsOfAllServers(t *testing.T) {
 	w := newMigrating(t)
 	crashHalfway(w)
@@ -143,7 +143,8 @@ func TestLogsOfAllServers(t *testing.T) {
 	}
 }
 
-// TestBegunAnew: a rewrite that had to begin anew meets objects again that are named already.
+// TestBegunAnew: a rewrite that begins at the first object again meets failed objects that the status has
+// already.
 func TestBegunAnew(t *testing.T) {
 	w := newMigrating(t)
 	crashHalfway(w)
@@ -156,7 +157,7 @@ func TestBegunAnew(t *testing.T) {
 	}
 }
 
-// TestErrorsInARow: a migration that gets on between its errors never has too many of them.
+// TestErrorsInARow: errors are counted only as long as the migration makes no progress between them.
 func TestErrorsInARow(t *testing.T) {
 	w := newMigrating(t)
 	const many = 20
@@ -179,8 +180,8 @@ func TestErrorsInARow(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
 }
 
-// TestUnproven: a rewrite after which objects are not as they should be begins anew, and not for
-// ever: that it came further each time is no use.
+// TestUnproven: if some objects are not in the target encoding after a rewrite, the rewrite begins anew, a
+// limited number of times, though each of them makes progress.
 func TestUnproven(t *testing.T) {
 	w := newMigrating(t)
 	crashHalfway(w)
@@ -199,8 +200,8 @@ func TestUnproven(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
 }
 
-// TestChangedByAdmission: where admission changes objects at every write no other try proves more: the first one
-// ends the migration.
+// TestChangedByAdmission: if admission changes objects at every write, another attempt would not prove more. The
+// first attempt ends the migration.
 func TestChangedByAdmission(t *testing.T) {
 	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
@@ -214,8 +215,8 @@ func TestChangedByAdmission(t *testing.T) {
 	}
 }
 
-// TestVoidTokens: where anything has changed that could leave objects behind in another
-// encoding, or converted by another definition, everything is done again.
+// TestVoidTokens: everything is done again if something has changed because of which objects may be left in
+// another encoding, or were converted by another definition.
 func TestVoidTokens(t *testing.T) {
 	for name, change := range map[string]func(w *world){
 		"another epoch": func(w *world) {
@@ -267,8 +268,8 @@ func TestVoidTokens(t *testing.T) {
 	}
 }
 
-// TestInterruptedRewritesGoOn: one server's next attempt begins where the last one ended,
-// also when nobody wrote it down.
+// TestInterruptedRewritesGoOn: the next attempt of the same server begins where the last one ended, also if that
+// position was not saved.
 func TestInterruptedRewritesGoOn(t *testing.T) {
 	w := newMigrating(t)
 	var began []string
@@ -294,7 +295,7 @@ func setPaused(w *world, paused bool) *migrationv1alpha1.StorageVersionMigration
 	return w.edit(func(m *migrationv1alpha1.StorageVersionMigration) { m.Spec.Paused = paused })
 }
 
-// TestPause: a migration that is paused rests, unclaimed, and goes on where it was.
+// TestPause: a paused migration stops, has no claim any more, and goes on at its position when the pause ends.
 func TestPause(t *testing.T) {
 	w := newMigrating(t)
 	w.rewrite = func(ctx context.Context, _ Job, progress func(Progress)) (Result, error) {
@@ -324,8 +325,8 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// TestRest: a paused migration that began says that it rests, by any server where its own is
-// gone or has let go of it; one that did not begin, or has another server, is left alone.
+// TestRest: a paused migration that has begun gets the reason Paused, by any server if its own is gone or has
+// given up the claim. A migration that has not begun, or has a live server, is left alone.
 func TestRest(t *testing.T) {
 	for name, tc := range map[string]struct {
 		claimer   agree.ServerID
@@ -379,8 +380,9 @@ func TestRest(t *testing.T) {
 	}
 }
 
-// TestSpeedChanges: a rewrite goes on at another speed where it was, whether the watch tells
-// or the next write of the progress, and so does its rate; and rests if a pause was asked for meanwhile.
+// TestSpeedChanges: if the limit of a migration changes, its rewrite goes on at its position with the new limit.
+// The server learns of that from the watch or from the next write of progress. If the migration is paused, too,
+// it stops.
 func TestSpeedChanges(t *testing.T) {
 	for _, watch := range []bool{true, false} {
 		for _, pauses := range []bool{false, true} {
@@ -430,7 +432,8 @@ func TestSpeedChanges(t *testing.T) {
 	}
 }
 
-// TestRunPausesAndGoesOn: through the watch, both ways; and deleting is how to cancel.
+// TestRunPausesAndGoesOn: with watch events alone, a migration pauses, goes on, and is cancelled by its
+// deletion.
 func TestRunPausesAndGoesOn(t *testing.T) {
 	w := newMigrating(t)
 	running := make(chan string)
@@ -474,8 +477,8 @@ func TestRunPausesAndGoesOn(t *testing.T) {
 	})
 }
 
-// TestEvents: the events of a migration are told once each: its start, a pause, that it goes on,
-// that another server goes on, and its end. Of a copy, its original has all of them.
+// TestEvents: there is one Event each for a migration's start, a pause, the end of the pause, another server
+// that goes on, and the end. The original of a copy has all of them, too.
 func TestEvents(t *testing.T) {
 	w := newWorld(t)
 	original := metav1.OwnerReference{

@@ -20,7 +20,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// untilInterrupted is a rewrite that ends only when it is interrupted.
+// untilInterrupted is a rewrite that ends when its context does.
 func untilInterrupted(ctx context.Context) (Result, error) {
 	select {
 	case <-ctx.Done():
@@ -40,7 +40,7 @@ func TestWatchInterrupts(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonAgreementLost)
 }
 
-// TestStaleWatch: an old StorageVersion that is seen late ends nothing.
+// TestStaleWatch: a late watch event with an old StorageVersion does not end a migration.
 func TestStaleWatch(t *testing.T) {
 	w := newWorld(t)
 	old := w.report(agree.Report{Server: self, Encoding: v1}, agree.Report{Server: other, Encoding: v2})
@@ -64,7 +64,7 @@ func TestStaleWatch(t *testing.T) {
 	}
 }
 
-// TestTaken: a migration that is gone, ended or claimed by another is left as it is.
+// TestTaken: a migration that was deleted, has ended, or is claimed by another server is left as it is.
 func TestTaken(t *testing.T) {
 	for _, test := range []struct {
 		name string
@@ -111,7 +111,7 @@ func TestProgress(t *testing.T) {
 	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
 		w.Calls = nil
-		for i := range int64(50) { // 10 s
+		for i := range int64(50) { // 10 s of the clock
 			w.clock.Step(200 * time.Millisecond)
 			progress(Progress{Total: 500, Done: 10 * (i + 1)})
 		}
@@ -131,8 +131,8 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestProgressWhileTheRewriterWaits: a person sees that it goes on, and how slowly, also
-// where the Rewriter has nothing to report.
+// TestProgressWhileTheRewriterWaits: the status is written, with a lower and lower rate, also while the rewriter
+// reports nothing.
 func TestProgressWhileTheRewriterWaits(t *testing.T) {
 	w := newWorld(t)
 	values := metered(t, w)
@@ -158,7 +158,7 @@ func TestProgressWhileTheRewriterWaits(t *testing.T) {
 		eventually(t, func() bool {
 			m := w.read()
 			running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
-			// The rate is of the last ten seconds.
+			// The rate is that of the last ten seconds.
 			p := m.Status.Progress
 			return w.clock.Since(running.LastUpdateTime.Time) <= 5*time.Second && p != nil && p.Done == perSecond && p.ObjectsPerSecond <= perSecond/(second-4)
 		})
@@ -173,7 +173,7 @@ func TestProgressWhileTheRewriterWaits(t *testing.T) {
 	}
 }
 
-// TestPauseWhileTheRewriterWaits: the next beat finds it where no watch does.
+// TestPauseWhileTheRewriterWaits: without a watch event, the next periodic write of the status finds the pause.
 func TestPauseWhileTheRewriterWaits(t *testing.T) {
 	w := newMigrating(t)
 	done := make(chan error)
@@ -196,7 +196,7 @@ func TestPauseWhileTheRewriterWaits(t *testing.T) {
 	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused)
 }
 
-// TestProgressConflict: changes that others write to the migration meanwhile are kept.
+// TestProgressConflict: changes that others make to the migration at the same time are kept.
 func TestProgressConflict(t *testing.T) {
 	w := newMigrating(t)
 	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
@@ -212,7 +212,7 @@ func TestProgressConflict(t *testing.T) {
 	}
 }
 
-// TestForbiddenProgress: a missing right to write the status is logged once: no condition can tell of it.
+// TestForbiddenProgress: if the status may not be written, that is logged, once, since no condition can tell it.
 func TestForbiddenProgress(t *testing.T) {
 	w := newMigrating(t)
 	set := func(err error) {
@@ -237,7 +237,7 @@ func TestForbiddenProgress(t *testing.T) {
 	}
 }
 
-// TestRun: a migration that appears is done; one of a server that goes is taken over.
+// TestRun: a new migration is done, and the migration of a server that is gone is taken over.
 func TestRun(t *testing.T) {
 	w := newWorld(t)
 	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) {
@@ -246,19 +246,19 @@ func TestRun(t *testing.T) {
 	runs(t, w)
 	w.must(client.IgnoreNotFound(w.client.Delete(t.Context(), leaseObject(t, w, other))))
 	eventually(t, func() bool {
-		w.clock.Step(time.Second) // only the poll finds that the Lease is gone
+		w.clock.Step(time.Second) // only the poll finds that the Lease is deleted
 		m, err := w.c.get(t.Context(), "m")
 		return err == nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil
 	})
 }
 
-// TestSpare: migrations in which nothing gets on, or hardly anything, as many as are done at a time, hold up no other.
+// TestSpare: if as many migrations as run at a time (Workers) wait or are slow, another one runs all the same.
 func TestSpare(t *testing.T) {
 	t.Run("hang", func(t *testing.T) { spare(t, nil, Progress{Total: 3, Hindered: "the webhook does not answer"}) })
 	t.Run("throttled", func(t *testing.T) { spare(t, ptr.To[int64](1), Progress{Total: 3}) })
 }
 
-// spare has as many migrations as are done at a time report the progress and go on, and expects another one to be done.
+// spare starts Workers migrations, which report this progress and do not end, and expects another one to be done.
 func spare(t *testing.T, perSecond *int64, reported Progress) {
 	w := newWorld(t)
 	for _, name := range []string{"m", "hangs", "goes-on"} {
@@ -278,7 +278,7 @@ func spare(t *testing.T, perSecond *int64, reported Progress) {
 		}
 		mu.Unlock()
 		if hangs {
-			<-both // or one of them is done by the spare
+			<-both // until all Workers are used
 			progress(reported)
 			return untilInterrupted(ctx)
 		}

@@ -35,14 +35,14 @@ const (
 	other agree.ServerID = "apiserver-other"
 )
 
-// rewriter is a Rewriter that a test writes.
+// rewriter is a Rewriter from a function of the test.
 type rewriter func(ctx context.Context, job Job, progress func(Progress)) (Result, error)
 
 func (r rewriter) Rewrite(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
 	return r(ctx, job, progress)
 }
 
-// world is a fake API that records calls, with two servers that agree on v1.
+// world is a fake API that records calls; two servers agree on v1.
 type world struct {
 	*fakeapi.API
 	t       *testing.T
@@ -50,14 +50,14 @@ type world struct {
 	clock   *clocktesting.FakeClock
 	c       *Controller
 	rewrite rewriter
-	// api is the API engine's rewriter, elsewhere the answer of Config.Elsewhere.
+	// api is the rewriter of the engine API; elsewhere is the answer of Config.Elsewhere.
 	api       rewriter
 	elsewhere string
 
 	// Mu guards the fields below.
 	log    strings.Builder
 	before func(call string)
-	broken map[string]error // the errors that calls are answered with, instead of being made
+	broken map[string]error // errors by call; a call with an error is not made
 }
 
 func newWorld(t *testing.T) *world {
@@ -95,7 +95,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// newMigrating returns a world with a migration to v1, in which it counts.
+// newMigrating returns a world with a migration to v1 that is to be done.
 func newMigrating(t *testing.T) *world {
 	t.Helper()
 	w := newWorld(t)
@@ -109,7 +109,7 @@ func (w *world) logged(_, args string) {
 	w.log.WriteString(args + "\n")
 }
 
-// answer is what the API answers, instead of making a call.
+// answer returns the error of a call; if it is not nil, the call is not made.
 func (w *world) answer(call string) error {
 	w.Mu.Lock()
 	before, err := w.before, w.broken[call]
@@ -120,7 +120,7 @@ func (w *world) answer(call string) error {
 	return err
 }
 
-// once does something just before the n-th call of that name.
+// once calls do just before the n-th call of that name.
 func (w *world) once(call string, n int, do func()) {
 	w.Mu.Lock()
 	defer w.Mu.Unlock()
@@ -174,7 +174,7 @@ func (w *world) report(reports ...agree.Report) *apiserverinternalv1alpha1.Stora
 	return sv
 }
 
-// migration creates a migration that counts for epoch 1 and v1.
+// migration creates a migration with the target v1 at epoch 1.
 func (w *world) migration(change func(*migrationv1alpha1.StorageVersionMigration)) {
 	w.t.Helper()
 	m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
@@ -207,7 +207,7 @@ func (w *world) read() *migrationv1alpha1.StorageVersionMigration {
 	return m
 }
 
-// edit changes the migration as a user, or another server, does, and returns it.
+// edit changes the migration as a user or another server could, and returns it.
 func (w *world) edit(change func(*migrationv1alpha1.StorageVersionMigration)) *migrationv1alpha1.StorageVersionMigration {
 	w.t.Helper()
 	m := w.read()
@@ -216,7 +216,7 @@ func (w *world) edit(change func(*migrationv1alpha1.StorageVersionMigration)) *m
 	return m
 }
 
-// claimFor has a server claim the migration.
+// claimFor writes a server's claim on the migration.
 func (w *world) claimFor(id agree.ServerID) {
 	w.t.Helper()
 	w.edit(func(m *migrationv1alpha1.StorageVersionMigration) {
@@ -234,7 +234,7 @@ func (w *world) events() (reasons []string) {
 	return reasons
 }
 
-// expectTrue asserts which condition is true, and why.
+// expectTrue asserts that this condition is true for this reason.
 func (w *world) expectTrue(t migrationv1alpha1.MigrationConditionType, reason string) {
 	w.t.Helper()
 	m := w.read()

@@ -25,7 +25,7 @@ func patches(slow time.Duration) Seen {
 	return Seen{Serving: true, Latencies: map[string]Latency{"patch": {Requests: 20, Slow: slow}}}
 }
 
-// rested is a state behind a first rest in which patches took so long.
+// rested is the state after a first rest, in which patches took so long.
 func rested(slow time.Duration) State {
 	s := State{}.Next(Bounds{}, Seen{Serving: true}, 0)
 	s = s.Next(Bounds{}, patches(0), 0)
@@ -34,7 +34,7 @@ func rested(slow time.Duration) State {
 
 func TestNext(t *testing.T) {
 	inf := math.Inf(1)
-	// at is a state in which clients felt as much, of what they may, in the tick before.
+	// at is a state with this pressure, compared with what clients may feel, in the tick before.
 	at := func(going, knee, felt float64) State {
 		s := rested(20 * ms)
 		s.going, s.knee, s.felt = going, knee, felt
@@ -87,7 +87,7 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// TestFewClients: observations of few requests in a tick are put together.
+// TestFewClients: if a tick has few requests, they are put together with those of the next tick.
 func TestFewClients(t *testing.T) {
 	s := rested(20 * ms)
 	s.going, s.felt = 2000, 9
@@ -100,12 +100,12 @@ func TestFewClients(t *testing.T) {
 	}
 }
 
-// TestCollecting: while garbage is collected nothing is written, the delays that clients feel from
-// the collection say nothing about the rate, and the least rate makes up for it.
+// TestCollecting: nothing is written during a garbage collection, and latencies because of the
+// collection do not change the rate. The least rate is still reached on the average.
 func TestCollecting(t *testing.T) {
 	for name, test := range map[string]struct {
 		collects    func(tick int) bool
-		felt        time.Duration // more for each 20 ms with a migration
+		felt        time.Duration // more latency for each 20 ms, while the migration writes
 		least, most float64
 	}{
 		"they bear it":   {func(tick int) bool { return tick%10 < 4 }, 0, 5000, math.Inf(1)},
@@ -115,7 +115,7 @@ func TestCollecting(t *testing.T) {
 		s, written, collecting := rested(20*ms), 0., false
 		const ticks = 1000
 		for tick := range ticks {
-			// Requests that end after a collection were delayed by it as well.
+			// Requests that end after a collection were delayed by it, too.
 			slow := 20 * ms
 			if collecting {
 				slow = time.Minute
@@ -135,8 +135,8 @@ func TestCollecting(t *testing.T) {
 	}
 }
 
-// TestRests: in two of restEvery ticks the migration rests, and the median of the last rests
-// counts.
+// TestRests: the migration rests in two of restEvery ticks. The latencies with it are compared with
+// the median of those in the last rests.
 func TestRests(t *testing.T) {
 	s, rests := State{}, 0
 	took := []time.Duration{20 * ms, 500 * ms, 30 * ms, 40 * ms, 50 * ms, 10 * ms}
@@ -157,7 +157,7 @@ func TestRests(t *testing.T) {
 	}
 }
 
-// crowd are clients whose requests take as long as the rate makes them.
+// crowd are clients whose latency is a function of the test.
 type crowd struct {
 	slow    func() time.Duration
 	serving atomic.Bool
@@ -172,8 +172,8 @@ func (c *crowd) Watch() (func() Seen, func()) {
 	}, func() { c.ended.Store(true) }
 }
 
-// TestSettles: beside clients who feel more than they may from some rate on the migration goes
-// nearly as fast as that, also if they feel something else now and then.
+// TestSettles: from some rate on, clients feel more than they may. The migration settles at nearly
+// that rate, also if there is other noise in the latencies now and then.
 func TestSettles(t *testing.T) {
 	for name, noise := range map[string]time.Duration{"alone": 0, "noise": 60 * ms} {
 		t.Run(name, func(t *testing.T) {
@@ -205,7 +205,7 @@ func TestSettles(t *testing.T) {
 								return
 							}
 							wrote.Add(1)
-							time.Sleep(ms) // the transaction
+							time.Sleep(ms) // stands for the transaction
 						}
 					})
 				}
@@ -220,8 +220,8 @@ func TestSettles(t *testing.T) {
 	}
 }
 
-// TestAdmit: objects go one after the other at a bounded rate, large ones as several, and
-// a caller that gives up is not counted.
+// TestAdmit: with a limit, objects are admitted one after the other, and a large object counts as
+// several. A caller whose context has ended gets its error.
 func TestAdmit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, _ := New(Bounds{MaxPerSecond: 100}, nil, clock.RealClock{})
@@ -256,12 +256,12 @@ func TestAdmit(t *testing.T) {
 	})
 }
 
-// late is a clock of a busy machine: its timers fire late.
+// late is the clock of a busy machine, whose timers fire late.
 type late struct{ clock.RealClock }
 
 func (l late) After(d time.Duration) <-chan time.Time { return l.RealClock.After(d + 150*ms) }
 
-// TestLateTimers: the rate is kept where timers are late.
+// TestLateTimers: the rate is reached although timers fire late.
 func TestLateTimers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const rate = 650
@@ -278,7 +278,7 @@ func TestLateTimers(t *testing.T) {
 	})
 }
 
-// TestClientsCome: a migration at full speed rests when clients come, and goes on at full speed
+// TestClientsCome: a migration at full speed rests when clients come, and returns to full speed
 // when they have gone.
 func TestClientsCome(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -314,7 +314,8 @@ func TestClientsCome(t *testing.T) {
 	})
 }
 
-// TestTold: the API, the reference of flags and the documentation tell the rates that are kept.
+// TestTold: the API, the reference of flags and the documentation have the default rates of the
+// code.
 func TestTold(t *testing.T) {
 	for _, file := range []string{"api/migration/v1alpha1/storageversionmigrations.yaml", "api/migration/v1alpha1/types.go", "docs/reference/concord.md", "docs/migrations.md"} {
 		text, err := os.ReadFile(filepath.Join("../..", file))

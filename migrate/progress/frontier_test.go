@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// TestFrontier: the frontier is behind the longest done beginning, whatever ends first. No more
-// failures are kept than it may ever name.
+// TestFrontier: the frontier is the end of the longest row of done pieces from the beginning, in
+// whatever order pieces end. It keeps no more failures than it may name.
 func TestFrontier(t *testing.T) {
 	const named = 5
 	random := rand.New(rand.NewPCG(1, 1))
@@ -47,8 +47,8 @@ func TestFrontier(t *testing.T) {
 	}
 }
 
-// TestLeftBehind: work that is still done on pieces that another frontier waits for does not move
-// this one.
+// TestLeftBehind: a piece of an earlier frontier that is still being worked on does not change the
+// new frontier.
 func TestLeftBehind(t *testing.T) {
 	sum := func(a, b int) int { return a + b }
 	old := NewFrontier[int, int, int](0, 0, sum, 2).Begin(7)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// TestMeanwhile: a caller that has something to tell while the listener is busy does not wait for it,
-// and the news of several of them is told once, by the caller that tells already.
+// TestMeanwhile: a caller with news does not wait while the listener is busy. The news of several
+// callers are told in one call, by the caller that is telling already.
 func TestMeanwhile(t *testing.T) {
 	var n atomic.Int64
 	var heard []int64
@@ -48,7 +48,8 @@ func TestMeanwhile(t *testing.T) {
 	}
 }
 
-// TestInOrder: one call at a time, never less than before, and in the end everything.
+// TestInOrder: the listener is called by one caller at a time, with growing values, and gets the last
+// value.
 func TestInOrder(t *testing.T) {
 	const workers, each = 8, 500
 	var n atomic.Int64
@@ -79,8 +80,8 @@ func TestInOrder(t *testing.T) {
 	}
 }
 
-// TestListenerThatPanics: the panic is seen, not a fault of the lock that it went through, and a
-// caller that has something to tell later is not held up.
+// TestListenerThatPanics: the listener's panic reaches the caller, and the lock is released, so that
+// later callers do not hang.
 func TestListenerThatPanics(t *testing.T) {
 	teller := NewTeller(func() int { return 7 }, func(int) { panic("told") })
 	func() {

@@ -139,8 +139,8 @@ func TestCount(t *testing.T) {
 	}
 }
 
-// TestCountVerifies: a census that verifies names values that do not decode although their envelope
-// can be read, and tries nothing that is encrypted.
+// TestCountVerifies: with verify, a census names values that do not decode, although their envelope
+// can be read. It does not try encrypted values.
 func TestCountVerifies(t *testing.T) {
 	c := startEtcd(t)
 	whole := []byte(`{"apiVersion":"example.com/v1","kind":"Widget","spec":{"size":1}}`)
@@ -267,7 +267,7 @@ func TestEncryption(t *testing.T) {
 	for value, want := range map[string]string{
 		"k8s:enc:aescbc:v1:key1:\x00\x01":  "aescbc:v1:key1",
 		"k8s:enc:kms:v2:my-kms:data:more:": "kms:v2:my-kms",
-		// of which the second is a field with the ID of the key
+		// The second part of it is a protobuf field with the ID of the key.
 		"k8s:enc:kms:v2:my-kms:\x0a\x01x\x12\x01k": "kms:v2:my-kms:8254c329a92850f6",
 		"k8s:enc:kms:v1:my-kms:\x0a\x01x\x12\x01k": "kms:v1:my-kms",
 		"k8s:enc:secretbox:v1:k:":                  "secretbox:v1:k",
@@ -286,8 +286,8 @@ func TestEncryption(t *testing.T) {
 	}
 }
 
-// slowEnvelope is the obvious way to read a JSON envelope: every token, the first of
-// each field. It says nothing (false) about text that is no JSON object.
+// slowEnvelope reads a JSON envelope in the obvious way: it reads every token, and takes the first
+// of each field. It returns false for text that is no JSON object.
 func slowEnvelope(value []byte) (apiVersion, kind string, isObject bool) {
 	if !json.Valid(value) {
 		return "", "", false
@@ -350,7 +350,8 @@ func FuzzEnvelope(f *testing.F) {
 	})
 }
 
-// canonicalUnknown decodes a message that an encoder has, or could have, written.
+// canonicalUnknown decodes a message that an encoder could have written: it encodes to the same
+// bytes.
 func canonicalUnknown(message []byte) (u machinery.Unknown, ok bool) {
 	if err := u.Unmarshal(message); err != nil {
 		return u, false

@@ -31,10 +31,10 @@ const (
 
 var policies = schema.GroupResource{Group: v1.GroupName, Resource: "mutatingadmissionpolicies"}
 
-// typed are codecs of a built-in resource with two versions.
+// typed has codecs of a built-in resource with two versions.
 type typed struct{ old, new machinery.Codec }
 
-// newTyped returns those in protobuf.
+// newTyped returns the codecs in protobuf.
 func newTyped(tb testing.TB) typed {
 	tb.Helper()
 	return typedIn(tb, func(scheme *machinery.Scheme) machinery.Encoder { return protobuf.NewSerializer(scheme, scheme) })
@@ -64,7 +64,7 @@ func typedIn(tb testing.TB, format func(*machinery.Scheme) machinery.Encoder) ty
 	}
 }
 
-// value encodes the n-th object, of about 1 KiB, in one of the versions.
+// value encodes the n-th object, of about 1 KiB, with one of the codecs.
 func (typed) value(tb testing.TB, codec machinery.Codec, n int) []byte {
 	tb.Helper()
 	policy := &v1.MutatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{
@@ -82,7 +82,7 @@ func (typed) value(tb testing.TB, codec machinery.Codec, n int) []byte {
 	return out
 }
 
-// content is a hash of an object, whatever its encoding.
+// content returns a hash of an object that does not depend on its encoding.
 func (t typed) content(tb testing.TB, value []byte) string {
 	tb.Helper()
 	obj, _, err := t.new.Decode(value, nil, nil)
@@ -92,7 +92,7 @@ func (t typed) content(tb testing.TB, value []byte) string {
 	return fmt.Sprintf("%x", sha256.Sum256(out))
 }
 
-// widgets is a codec as custom resources have it: unstructured, in JSON.
+// widgets returns a codec like those of custom resources: unstructured, in JSON.
 func widgets(version string) machinery.Codec {
 	gv := schema.GroupVersion{Group: "example.com", Version: version}
 	return versioning.NewCodec(unstructured.UnstructuredJSONScheme, unstructured.UnstructuredJSONScheme,
@@ -133,7 +133,7 @@ func (widgetTyper) Recognizes(gvk schema.GroupVersionKind) bool { return gvk.Gro
 
 func newPolicy() machinery.Object { return &v1.MutatingAdmissionPolicy{} }
 
-// newWidget says the version to decode to, as the storage of custom resources does.
+// newWidget returns an object with the version to decode to, as the storage of custom resources does.
 func newWidget() machinery.Object {
 	u := &unstructured.Unstructured{}
 	u.SetGroupVersionKind(schema.GroupVersionKind{Group: "example.com", Version: "v2", Kind: "Widget"})
@@ -152,7 +152,7 @@ func widget(tb testing.TB, version string, n int) []byte {
 	return append(out, '\n')
 }
 
-// TestYAML: values of a server with --storage-media-type=application/yaml are rewritten like all others.
+// TestYAML: values of a server with --storage-media-type=application/yaml are rewritten, too.
 func TestYAML(t *testing.T) {
 	c := startEtcd(t)
 	codecs := typedIn(t, func(scheme *machinery.Scheme) machinery.Encoder {

@@ -18,15 +18,15 @@ import (
 	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
-// startEtcd starts an etcd for one test. Its socket is in a directory of its own,
-// because the name of a test's directory may be longer than a socket's path may be.
+// startEtcd starts an etcd for one test. Its socket is in a separate directory, since a test's
+// directory may have too long a name for a socket.
 func startEtcd(tb testing.TB) *clientv3.Client {
 	tb.Helper()
 	c, _ := startEtcdThatStops(tb)
 	return c
 }
 
-// startEtcdThatStops also returns a function that ends the etcd and starts it anew on its data.
+// startEtcdThatStops also returns a function that stops the etcd and starts it again with its data.
 func startEtcdThatStops(tb testing.TB) (c *clientv3.Client, restart func()) {
 	tb.Helper()
 	sockets, err := os.MkdirTemp("", "rw")
@@ -34,11 +34,11 @@ func startEtcdThatStops(tb testing.TB) (c *clientv3.Client, restart func()) {
 	tb.Cleanup(func() { _ = os.RemoveAll(sockets) })
 	client := url.URL{Scheme: "unix", Path: filepath.Join(sockets, "s")}
 	cfg := etcdtest.Config(tb.TempDir(), client)
-	_, cfg.UnsafeNoFsync = tb.(*testing.T) // benchmarks pay for fsync
+	_, cfg.UnsafeNoFsync = tb.(*testing.T) // benchmarks include fsync
 	server, err := etcdtest.Start(cfg)
 	must(tb, err)
 	tb.Cleanup(func() { server.Close() })
-	// No more than a mebibyte is sent before it is taken: windows that are set do not grow.
+	// At most a mebibyte is sent before it is read, since windows of a fixed size do not grow.
 	window := []grpc.DialOption{grpc.WithInitialWindowSize(1 << 20), grpc.WithInitialConnWindowSize(1 << 20)}
 	c, err = clientv3.New(clientv3.Config{Endpoints: []string{client.String()}, Logger: zap.NewNop(), DialOptions: window})
 	must(tb, err)
@@ -90,8 +90,8 @@ func stored(tb testing.TB, c *clientv3.Client, prefix string) map[string]Entry {
 	return all
 }
 
-// hooked is a KV that calls back before each operation; an error from a hook is the
-// operation's.
+// hooked is a KV that calls a hook before each operation; an error of the hook is returned instead
+// of doing the operation.
 type hooked struct {
 	KV
 	beforeRange func(start string, revision int64) error
@@ -120,7 +120,7 @@ func numbered(prefix string) func(int) string {
 	return func(i int) string { return fmt.Sprintf("%sobject-%06d", prefix, i) }
 }
 
-// The entries read are those that etcd has, at any revision and up to any limit.
+// TestRange: Range returns the entries that etcd has, at any revision and with any limit.
 func TestRange(t *testing.T) {
 	c := startEtcd(t)
 	const n = 700
@@ -150,8 +150,8 @@ func TestRange(t *testing.T) {
 	}
 }
 
-// A reader takes no more than MaxReply at a time, unless one entry is larger, and tells what
-// has become of a revision.
+// TestRangeRefuses: Range returns no more than MaxReply at a time, unless one entry is larger, and
+// its error says if the revision is compacted.
 func TestRangeRefuses(t *testing.T) {
 	c := startEtcd(t)
 	key := numbered("/registry/things/")
@@ -180,8 +180,9 @@ func TestRangeRefuses(t *testing.T) {
 	}
 }
 
-// A value is written if neither its key nor the fence has changed, at a revision of its own,
-// and keeps its lease. Whatever became of the key, a fence that has moved is said first.
+// TestPut: a value is written if neither its key nor the fence has changed, at a revision of its
+// own, and keeps its etcd lease. If the fence has moved, that is the error, whatever happened to
+// the key.
 func TestPut(t *testing.T) {
 	for name, test := range map[string]struct {
 		changed, deleted, moved, unfenced bool

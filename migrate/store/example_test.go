@@ -14,8 +14,8 @@ import (
 	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
-// Two widgets are stored in v1 and one in v2. A rewrite to v2 writes the two, each in a
-// transaction of its own, and leaves the other one as it is.
+// Two widgets are stored in v1 and one in v2. A rewrite to v2 writes the two, each in a transaction
+// of its own, and leaves the third as it is.
 func Example() {
 	ctx := context.Background()
 	etcd, stop := startEtcd()
@@ -35,7 +35,7 @@ func Example() {
 		GroupResource: schema.GroupResource{Group: "example.com", Resource: "widgets"},
 		Encoding:      "example.com/v2",
 		Prefix:        prefix,
-		// No transaction commits once the StorageVersion has another revision.
+		// No transaction succeeds once the StorageVersion has another revision.
 		FenceKey: storageVersion, FenceRevision: permission.Header.Revision,
 		Convert: func(_ context.Context, plains [][]byte, _ func(error)) (converted []migratestore.Converted) {
 			for _, plain := range plains {

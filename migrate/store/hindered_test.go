@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// one is a KV of one value.
+// one is a KV with one value.
 type one struct{ Entry }
 
 func (o one) Range(context.Context, string, string, int64, int64) (Page, error) {
@@ -21,13 +21,13 @@ func (o one) Put(context.Context, Fence, Put) (bool, int64, error) { return true
 
 func (o one) Prove(context.Context, Fence) error { return nil }
 
-// TestHindered: a run says why it gets on in nothing after some seconds, and not any more when it does. What is
-// waited for may keep this run alone, as a conversion webhook does, or all.
+// TestHindered: after some seconds without progress, the reports of a run say why, until it makes progress
+// again. They also say whether only this run has to wait, as for a conversion webhook, or all, as for etcd.
 func TestHindered(t *testing.T) {
 	const away = 20 * time.Second
 	for name, test := range map[string]struct {
 		err        error
-		convert    bool // it is what converts that gives no answer, or the store
+		convert    bool // the conversion does not answer; otherwise the store
 		overloaded bool
 	}{
 		"the webhook": {errors.New("the webhook does not answer"), true, false},

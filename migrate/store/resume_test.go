@@ -19,9 +19,8 @@ import (
 
 var errCrash = errors.New("the process is gone")
 
-// TestResumesAfterCrashes ends runs at random points, before a transaction or after it was
-// written and before anybody heard of it, and lets the next run go on from the cursor that
-// the last one had time to save.
+// TestResumesAfterCrashes ends runs at random points: before a transaction, or after it was written
+// and before its answer arrived. The next run goes on at the last cursor that was saved.
 func TestResumesAfterCrashes(t *testing.T) {
 	for seed := range int64(6) {
 		underWay := []int{1, 40}[seed%2]
@@ -97,7 +96,8 @@ func TestResumesAfterCrashes(t *testing.T) {
 	}
 }
 
-// crashing is a KV that ends with its process, before a put or after it.
+// crashing is a KV that fails from some call on, as if the process had ended before a put or after
+// it.
 type crashing struct {
 	KV
 	gone func() (before, after bool)
@@ -115,8 +115,8 @@ func (k crashing) Put(ctx context.Context, fence Fence, put Put) (bool, int64, e
 	return written, revision, err
 }
 
-// TestTheFenceHoldsTheCursorBack: the StorageVersion that is the fence is written last, so
-// that no cursor is behind it before.
+// TestTheFenceHoldsTheCursorBack: if the StorageVersions themselves are rewritten, the one that is
+// the fence is written last, so no cursor is behind it before that.
 func TestTheFenceHoldsTheCursorBack(t *testing.T) {
 	c := startEtcd(t)
 	prefix := "/registry/storageversions/"
@@ -137,14 +137,14 @@ func TestTheFenceHoldsTheCursorBack(t *testing.T) {
 	}
 }
 
-// counting is a KV that counts the bytes of values that were handed out and are not
-// written yet, where every value has to be written.
+// counting is a KV that counts the bytes of values that were read and are not written yet, if every
+// value has to be written.
 type counting struct {
 	KV
 	mu         sync.Mutex
 	out        map[string]int
 	held, peak int
-	replies    int // the largest of several values
+	replies    int // bytes of the largest page with several values
 }
 
 func (k *counting) Range(ctx context.Context, start, end string, limit, revision int64) (Page, error) {
@@ -170,8 +170,8 @@ func (k *counting) Put(ctx context.Context, fence Fence, put Put) (bool, int64, 
 	return written, revision, err
 }
 
-// TestMemoryIsBounded rewrites small values, then values near etcd's limit, which no guess
-// by the small ones foresees, then both mixed.
+// TestMemoryIsBounded rewrites small values, then values near etcd's limit, of which the size of the
+// small ones gives no idea, then both mixed.
 func TestMemoryIsBounded(t *testing.T) {
 	c := startEtcd(t)
 	prefix := widgetPrefix
@@ -192,8 +192,8 @@ func TestMemoryIsBounded(t *testing.T) {
 	if result.Rewritten != 700 {
 		t.Fatalf("got %+v", result.Progress)
 	}
-	// Each value counts twice, so that half of the bound is handed out, and a single value may
-	// come on top.
+	// Each value counts twice (as read and as written), so half of the bound may be read, and one
+	// value on top of it.
 	if kv.peak > bound/2+MaxReply/2+huge || kv.replies > MaxReply {
 		t.Errorf("%d bytes were in flight, up to %d in a page", kv.peak, kv.replies)
 	}
@@ -202,7 +202,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 	t.Logf("in flight %d, held %d, in a page %d", kv.peak, result.PeakBytes, kv.replies)
 
-	// And back by streams, which etcd alone has.
+	// The way back is read as streams, which only the real etcd reader has.
 	target.Encoding, target.Codec = "example.com/v1", widgets("v1")
 	back := rewritten(t, NewEtcd(c), target, Options{UnderWay: 4, MemoryBytes: bound}, nil)
 	if back.Rewritten != 700 || back.PeakBytes > bound+2*huge || back.PeakBytes < huge {
@@ -210,7 +210,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	}
 }
 
-// silent is a KV whose every third call is not answered, be it made or not.
+// silent is a KV of which every third call returns ErrUnavailable; a put may have been done or not.
 type silent struct {
 	KV
 	calls *atomic.Int64
@@ -247,7 +247,8 @@ func TestLostRepliesAreSurvived(t *testing.T) {
 		c, target, contents := oldPolicies(t, 600)
 		var calls atomic.Int64
 		result := rewritten(t, silent{NewEtcd(c), &calls}, target, Options{UnderWay: underWay, PageKeys: 60, PieceKeys: 10}, nil)
-		// Values that were written and not answered are found changed, and already as they should be.
+		// Values that were written without an answer count as changed, and are already in the target
+		// encoding.
 		if result.Total != 600 || result.Changed == 0 || result.AlreadyCurrent != result.Changed {
 			t.Errorf("%d under way: %+v", underWay, result.Progress)
 		}
@@ -255,8 +256,7 @@ func TestLostRepliesAreSurvived(t *testing.T) {
 	}
 }
 
-// TestEtcdRestartIsSurvived stops etcd twice while several workers read and write, and
-// starts it again.
+// TestEtcdRestartIsSurvived restarts etcd twice while several workers read and write.
 func TestEtcdRestartIsSurvived(t *testing.T) {
 	c, restart := startEtcdThatStops(t)
 	target := policyTarget(t, c)
@@ -289,17 +289,17 @@ func TestPatienceEnds(t *testing.T) {
 	}
 }
 
-// TestSlowProgressHoldsUpNobody: while one piece's progress is being told, others are
-// written.
+// TestSlowProgressHoldsUpNobody: while the listener is busy with one piece's progress, other pieces
+// are written.
 func TestSlowProgressHoldsUpNobody(t *testing.T) {
 	c, target, contents := oldPolicies(t, 4)
 	key := numbered(policyPrefix)
 	telling, went := make(chan struct{}), make(chan struct{})
 	kv := hooked{KV: NewEtcd(c), beforePut: func(_ Fence, p Put) error {
 		switch p.Key {
-		case key(2): // the other page's first value, to be counted while the first page's progress is told
+		case key(2): // the first value of the other page; its put waits until the first page's progress is told
 			<-telling
-		case key(3): // was counted
+		case key(3): // now key(2) was written and counted
 			close(went)
 		}
 		return nil
@@ -322,8 +322,7 @@ func TestSlowProgressHoldsUpNobody(t *testing.T) {
 	requireNew(t, c, contents)
 }
 
-// TestProgressWithinAPiece: where the pace is slow, progress does not wait for the end of
-// the piece that was read together.
+// TestProgressWithinAPiece: at a slow pace, progress is told before the end of a piece.
 func TestProgressWithinAPiece(t *testing.T) {
 	c := startEtcd(t)
 	target := policyTarget(t, c)

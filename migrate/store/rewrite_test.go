@@ -20,8 +20,8 @@ const (
 	policyFence  = "/registry/storageversions/admissionregistration.k8s.io.mutatingadmissionpolicies"
 )
 
-// policyTarget is a rewrite of the typed resource to its new encoding. It writes the
-// StorageVersion key.
+// policyTarget returns the rewrite of a built-in resource to its new encoding. It also writes the key of
+// the StorageVersion.
 func policyTarget(tb testing.TB, c *clientv3.Client) Target {
 	tb.Helper()
 	return Target{
@@ -37,7 +37,7 @@ func policyTarget(tb testing.TB, c *clientv3.Client) Target {
 
 const widgetPrefix = "/registry/example.com/widgets/"
 
-// widgetTarget is a rewrite of the custom resource to v2.
+// widgetTarget returns the rewrite of a custom resource to v2.
 func widgetTarget(tb testing.TB, c *clientv3.Client) Target {
 	tb.Helper()
 	return Target{
@@ -68,7 +68,7 @@ func oldPolicies(tb testing.TB, n int) (*clientv3.Client, Target, map[string]str
 	return c, target, loadOld(tb, c, n)
 }
 
-// rewritten does a rewrite that succeeds, and whose counts add up.
+// rewritten runs a rewrite that must succeed and whose counts must add up.
 func rewritten(tb testing.TB, kv KV, target Target, options Options, report func(Report)) Result {
 	tb.Helper()
 	result, err := New(kv).Run(tb.Context(), target, options, report)
@@ -77,7 +77,7 @@ func rewritten(tb testing.TB, kv KV, target Target, options Options, report func
 	return result
 }
 
-// requireUntouched checks that nothing under a prefix was written since.
+// requireUntouched asserts that nothing under a prefix was written since.
 func requireUntouched(tb testing.TB, c *clientv3.Client, prefix string, before map[string]Entry) {
 	tb.Helper()
 	for key, e := range stored(tb, c, prefix) {
@@ -87,7 +87,7 @@ func requireUntouched(tb testing.TB, c *clientv3.Client, prefix string, before m
 	}
 }
 
-// requireNew checks that exactly these objects are stored, in the new encoding.
+// requireNew asserts that exactly these objects are stored, in the new encoding.
 func requireNew(tb testing.TB, c *clientv3.Client, contents map[string]string) {
 	tb.Helper()
 	codecs := newTyped(tb)
@@ -125,7 +125,7 @@ func TestRewritesEveryOldValueAndNoOther(t *testing.T) {
 			put(t, c, "/registry/mutatingadmissionpoliciesx/other", []byte("not ours"))
 			before := stored(t, c, "/registry/")
 
-			// Progress comes in one call at a time, and its counts only grow.
+			// Progress is told by one call at a time, and its counts only grow.
 			var calls atomic.Int32
 			options, reports := Options{UnderWay: underWay}, []Progress(nil)
 			if underWay > 1 {
@@ -164,8 +164,7 @@ func TestRewritesEveryOldValueAndNoOther(t *testing.T) {
 	}
 }
 
-// TestOddObjects rewrites one with metadata that is not to be stored, and one that
-// looks like a list.
+// TestOddObjects rewrites an object with metadata that must not be stored, and one that looks like a list.
 func TestOddObjects(t *testing.T) {
 	c := startEtcd(t)
 	prefix := widgetPrefix
@@ -183,8 +182,8 @@ func TestOddObjects(t *testing.T) {
 	}
 }
 
-// TestConcurrentWritesStand changes and deletes objects just before the transaction
-// that would rewrite them.
+// TestConcurrentWritesStand: changes and deletions of objects just before the transactions that would
+// rewrite them are kept.
 func TestConcurrentWritesStand(t *testing.T) {
 	c, target, contents := oldPolicies(t, 1000)
 	codecs := newTyped(t)
@@ -197,7 +196,7 @@ func TestConcurrentWritesStand(t *testing.T) {
 		}
 		seen[p.Key] = true
 		switch random.Intn(10) {
-		case 0: // in the old encoding: it has to be judged and written again
+		case 0: // in the old encoding, so it has to be rewritten again
 			value := codecs.value(t, codecs.old, 100000+changed)
 			put(t, c, p.Key, value)
 			contents[p.Key] = codecs.content(t, value)
@@ -249,11 +248,11 @@ func TestMovedFenceStopsTheRun(t *testing.T) {
 					old++
 				}
 			}
-			// Writes under way when the first one found out are not counted.
+			// Writes that were under way when the first one failed are not counted.
 			if old == 0 || old == 1000 || result.Rewritten > int64(1000-old) || result.Rewritten < int64(1000-old-underWay) {
 				t.Fatalf("%d objects are still old; %+v", old, result.Progress)
 			}
-			// It is found also where there is nothing to write.
+			// The moved fence is found also if there is nothing to write.
 			_, err = c.Delete(t.Context(), policyPrefix, clientv3.WithPrefix())
 			must(t, err)
 			if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil); !errors.Is(err, ErrFenced) {
@@ -293,7 +292,7 @@ func TestRefenceGoesOnWhenPermissionStands(t *testing.T) {
 	if _, err := New(NewEtcd(c)).Run(t.Context(), target, Options{}, nil); !errors.Is(err, ErrFenced) || !errors.Is(err, gone) {
 		t.Fatalf("got %v", err)
 	}
-	// Whether it is allowed cannot be found out for a while, and then for good.
+	// Refence fails for a while, and later for ever.
 	target.Refence = func(context.Context) (int64, error) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -321,7 +320,7 @@ func TestCompactionIsSurvived(t *testing.T) {
 	compactions := 0
 	kv := hooked{KV: NewEtcd(c), beforeRange: func(_ string, revision int64) error {
 		if revision == 0 {
-			return nil // the run's first page, or the one after a compaction
+			return nil // the first page of the run, or the first after a compaction
 		}
 		newest := put(t, c, "/elsewhere", nil)
 		if _, err := c.Compact(t.Context(), newest); err == nil {
@@ -336,7 +335,8 @@ func TestCompactionIsSurvived(t *testing.T) {
 	requireNew(t, c, contents)
 }
 
-// An error of the store ends the run, and so does its context; the next run does what is left.
+// TestStoreErrorEndsTheRun: an error of the store, or the end of the context, ends the run; the next run
+// does the rest.
 func TestStoreErrorEndsTheRun(t *testing.T) {
 	c, target, contents := oldPolicies(t, 1500)
 	broken := errors.New("connection lost")
@@ -394,8 +394,8 @@ func TestTargetsAreChecked(t *testing.T) {
 	}
 }
 
-// As many transactions as may be are under way at once, and pages are read meanwhile: none
-// of them is answered until all of that was seen.
+// TestSeveralAtATime: the maximal number of transactions is under way at once, while pages are read. None
+// of the transactions is answered before that was seen.
 func TestSeveralAtATime(t *testing.T) {
 	c, target, contents := oldPolicies(t, 2500)
 	const pages = 3

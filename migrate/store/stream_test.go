@@ -17,7 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// asked counts how a range is read, and calls back before each stream.
+// asked counts how often a range is read as pages and as streams, and calls a hook before each stream.
 type asked struct {
 	*Etcd
 	ranges, streams int
@@ -47,8 +47,8 @@ func loadStreamed(t *testing.T, c *clientv3.Client, value func(int) []byte) (pre
 
 func kibibyte(i int) []byte { return fmt.Appendf(nil, "%01024d", i) }
 
-// requireWalked walks a prefix, and requires that every key is visited once and in order.
-// visit is called, if not nil, with how many were visited before.
+// requireWalked walks a prefix, and asserts that every key is visited once and in order. If visit is not nil, it
+// is called with the number of keys visited before.
 func requireWalked(t *testing.T, reader Reader, prefix string, key func(int) string, visit func(n int, e Entry)) {
 	t.Helper()
 	n := 0
@@ -67,7 +67,7 @@ func requireWalked(t *testing.T, reader Reader, prefix string, key func(int) str
 	}
 }
 
-// A long range is read as a stream, at the revision of its first page.
+// TestStream: a long range is read as a stream, at the revision of its first page.
 func TestStream(t *testing.T) {
 	c := startEtcd(t)
 	prefix, key := loadStreamed(t, c, kibibyte)
@@ -82,7 +82,8 @@ func TestStream(t *testing.T) {
 	}
 }
 
-// Where the revision is compacted, the stream goes on at the newest.
+// TestStreamAcrossCompaction: if the revision of a stream is compacted, a new stream goes on at the newest
+// revision.
 func TestStreamAcrossCompaction(t *testing.T) {
 	c := startEtcd(t)
 	prefix, key := loadStreamed(t, c, kibibyte)
@@ -101,7 +102,8 @@ func TestStreamAcrossCompaction(t *testing.T) {
 	}
 }
 
-// A stream is not given up for values of sizes that pages would be short for.
+// TestStreamOfMixedSizes: a stream goes on if its values have different sizes, for which pages would have to be
+// short.
 func TestStreamOfMixedSizes(t *testing.T) {
 	c := startEtcd(t)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -113,7 +115,8 @@ func TestStreamOfMixedSizes(t *testing.T) {
 	}
 }
 
-// Values that no reply may have together are read in pages, those behind them in a stream.
+// TestStreamMeetsLargeValues: values that are too large together for a reply are read in pages, and those behind
+// them as a stream.
 func TestStreamMeetsLargeValues(t *testing.T) {
 	c := startEtcd(t)
 	const large, from = 1 << 20, streamed / 2
@@ -132,7 +135,8 @@ func TestStreamMeetsLargeValues(t *testing.T) {
 	}
 }
 
-// A slow run reads pages, and a stream once nothing holds it back any more.
+// TestStreamIsForFastRuns: while a run is slow, it reads pages; when nothing holds it back any more, it reads a
+// stream.
 func TestStreamIsForFastRuns(t *testing.T) {
 	c := startEtcd(t)
 	prefix, key := loadStreamed(t, c, kibibyte)
@@ -162,7 +166,8 @@ func TestStreamIsForFastRuns(t *testing.T) {
 	}
 }
 
-// The memory that a run holds is bounded, however long the stream; and a compaction breaks into it.
+// TestStreamsOfARun: the memory of a run is bounded, however long the stream is; here, the stream also ends
+// because of a compaction.
 func TestStreamsOfARun(t *testing.T) {
 	c, target, contents := oldPolicies(t, streamed)
 	const bound = 2 * MaxReply
@@ -189,7 +194,7 @@ func TestStreamsOfARun(t *testing.T) {
 	requireNew(t, c, contents)
 }
 
-// etcd goes away in the middle of a stream.
+// TestStreamBreaksOff: etcd restarts in the middle of a stream.
 func TestStreamBreaksOff(t *testing.T) {
 	c, restart := startEtcdThatStops(t)
 	target := policyTarget(t, c)
@@ -209,7 +214,7 @@ func TestStreamBreaksOff(t *testing.T) {
 	requireNew(t, c, contents)
 }
 
-// streamingKV is a KV with hooks that has streams.
+// streamingKV is a KV with hooks and with streams.
 type streamingKV struct {
 	hooked
 	streams *asked
@@ -219,7 +224,7 @@ func (s streamingKV) stream(ctx context.Context, start, end string, revision int
 	return s.streams.stream(ctx, start, end, revision)
 }
 
-// oldEtcd is a client that says at once that there are no streams, as of an etcd before 3.7.
+// oldEtcd is a client that returns Unimplemented for streams, like that of an etcd before 3.7.
 type oldEtcd struct {
 	etcdserverpb.KVClient
 	asked int
@@ -230,7 +235,7 @@ func (o *oldEtcd) RangeStream(context.Context, *etcdserverpb.RangeRequest, ...gr
 	return nil, status.Error(codes.Unimplemented, "unknown method RangeStream")
 }
 
-// proxy is an etcd before 3.7: it does not know of streams.
+// proxy is an etcd before 3.7, whose server has no streams.
 type proxy struct {
 	etcdserverpb.UnimplementedKVServer
 	etcd etcdserverpb.KVClient
@@ -240,7 +245,8 @@ func (p proxy) Range(ctx context.Context, in *etcdserverpb.RangeRequest) (*etcds
 	return p.etcd.Range(ctx, in)
 }
 
-// An etcd without streams is asked for one once, and then page by page; some clients say at once that it has none.
+// TestOldEtcdHasNoStreams: an etcd without streams is asked once for a stream, and then for pages only. Some
+// clients return that error without a request.
 func TestOldEtcdHasNoStreams(t *testing.T) {
 	c := startEtcd(t)
 	prefix, key := loadStreamed(t, c, kibibyte)
@@ -269,7 +275,7 @@ func TestOldEtcdHasNoStreams(t *testing.T) {
 	}
 }
 
-// mute opens streams, which never send anything.
+// mute is a client whose streams send nothing.
 type mute struct {
 	clientv3.KV
 	opened chan struct{}
@@ -282,7 +288,7 @@ func (m mute) GetStream(ctx context.Context, _ string, _ ...clientv3.OpOption) (
 	return pieces, nil
 }
 
-// A caller that waits for a piece can give up.
+// TestStreamIsGivenUp: a reader that waits for the next piece of a stream returns when its context ends.
 func TestStreamIsGivenUp(t *testing.T) {
 	c := startEtcd(t)
 	prefix, _ := loadStreamed(t, c, kibibyte)
@@ -298,8 +304,8 @@ func TestStreamIsGivenUp(t *testing.T) {
 	}
 }
 
-// A connection does not come to a standstill when a stream of pages fills it in one way and
-// many puts the other: see package grpclimit.
+// TestManyUnderWayBesideAStream: a connection does not come to a standstill if a stream fills it in one direction
+// and many puts in the other (see package grpclimit).
 func TestManyUnderWayBesideAStream(t *testing.T) {
 	c, target, contents := oldPolicies(t, streamed)
 	codecs := newTyped(t)
@@ -318,7 +324,8 @@ func TestManyUnderWayBesideAStream(t *testing.T) {
 	requireNew(t, c, contents)
 }
 
-// A piece that is not the last and has no keys is not taken for the end of its stream.
+// TestPieceWithoutKeys: a piece of a stream that is not the last one and has no keys is an error, not the end of
+// the stream.
 func TestPieceWithoutKeys(t *testing.T) {
 	s := stream{etcd: &Etcd{}, receive: func() (Page, error) { return Page{More: true}, nil }, cancel: func() {}}
 	if page, err := s.next(t.Context()); !errors.Is(err, ErrUnavailable) {
@@ -326,7 +333,7 @@ func TestPieceWithoutKeys(t *testing.T) {
 	}
 }
 
-// nothing sends one piece that has nothing.
+// nothing is a client whose streams have one empty piece.
 type nothing struct{ clientv3.KV }
 
 func (nothing) GetStream(context.Context, string, ...clientv3.OpOption) (clientv3.GetStreamChan, error) {
@@ -335,7 +342,7 @@ func (nothing) GetStream(context.Context, string, ...clientv3.OpOption) (clientv
 	return pieces, nil
 }
 
-// Nor is one from an etcd in the same process.
+// TestPieceWithNothing: the same for an empty piece of an etcd in this process.
 func TestPieceWithNothing(t *testing.T) {
 	receive, err := NewEtcd(nothing{}).open(t.Context(), "a", "b", 1)
 	must(t, err)

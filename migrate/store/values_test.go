@@ -125,11 +125,11 @@ func TestLeasesAreKept(t *testing.T) {
 	}
 }
 
-// scripted is a KV whose puts of some keys fail.
+// scripted is a KV that returns errors for the puts of some keys.
 type scripted struct {
 	KV
 	errs map[string]error
-	// before is called with a put that is going to fail.
+	// before is called before a put that will fail.
 	before func(Put)
 }
 
@@ -141,7 +141,7 @@ func (s scripted) Put(ctx context.Context, fence Fence, put Put) (bool, int64, e
 	return s.KV.Put(ctx, fence, put)
 }
 
-// TestOneBadPutStopsNoOther has etcd refuse some values.
+// TestOneBadPutStopsNoOther: if etcd refuses some values, all others are rewritten.
 func TestOneBadPutStopsNoOther(t *testing.T) {
 	c, target, _ := oldPolicies(t, 200)
 	key := numbered(policyPrefix)
@@ -149,10 +149,10 @@ func TestOneBadPutStopsNoOther(t *testing.T) {
 	kv := scripted{KV: NewEtcd(c), errs: map[string]error{key(20): ErrTooLarge, key(120): ErrLeaseLost, key(150): ErrLeaseLost, key(199): ErrLeaseLost}}
 	kv.before = func(p Put) {
 		switch p.Key {
-		case key(150): // it has gone with its lease
+		case key(150): // the object is deleted together with its etcd lease
 			_, err := c.Delete(t.Context(), key(150))
 			must(t, err)
-		case key(199): // a client has put it on another lease
+		case key(199): // a client has written it with another lease
 			put(t, c, key(199), codecs.value(t, codecs.new, 7))
 		}
 	}
@@ -188,12 +188,13 @@ func TestEtcdsRefusalsAreRecognised(t *testing.T) {
 	}
 }
 
-// widgetOf returns one in v1 whose spec has so many bytes.
+// widgetOf returns a widget in v1 whose spec has this size in bytes.
 func widgetOf(i, size int) []byte {
 	return fmt.Appendf(nil, `{"apiVersion":"example.com/v1","kind":"Widget","metadata":{"name":"w%d"},"spec":%q}`, i, strings.Repeat("x", size))
 }
 
-// holding is a KV that knows how many large values were read and not put, at the most.
+// holding is a KV that counts the large values that were read and not written yet, and their maximal
+// number.
 type holding struct {
 	hooked
 	mu        sync.Mutex
@@ -226,8 +227,8 @@ func (h *holding) Put(ctx context.Context, fence Fence, put Put) (bool, int64, e
 	return written, revision, err
 }
 
-// Clients may replace small objects by large ones before they are rewritten. Of
-// each piece one of the large objects is in memory at a time, however many changed.
+// TestGrownMeanwhile: clients replace small objects by large ones before these are rewritten. Each
+// piece then holds only one of the large objects in memory at a time, however many there are.
 func TestGrownMeanwhile(t *testing.T) {
 	c := startEtcd(t)
 	prefix := widgetPrefix
@@ -272,7 +273,7 @@ func TestNextLimit(t *testing.T) {
 	}
 }
 
-// sealing returns a transformer that writes with the first key and reads with all.
+// sealing returns a transformer that encrypts with the first key and decrypts with all.
 func sealing(t *testing.T, keys ...string) value.Transformer {
 	t.Helper()
 	var all []value.PrefixTransformer
@@ -340,7 +341,7 @@ func TestStaleEncryptionIsRenewed(t *testing.T) {
 	}
 }
 
-// away is a Transformer whose plugin does not answer for the first calls.
+// away is a Transformer that returns ErrKeysUnavailable for its first calls.
 type away struct {
 	value.Transformer
 	left *atomic.Int64
@@ -360,8 +361,8 @@ func (a away) TransformToStorage(ctx context.Context, data []byte, dataCtx value
 	return a.Transformer.TransformToStorage(ctx, data, dataCtx)
 }
 
-// TestKeysAway: no value fails while the encryption provider does not answer. It is waited for; a run
-// for which that takes too long ends, and neither it nor the count afterwards judges a value.
+// TestKeysAway: no value fails while the encryption provider does not answer. The run waits for it,
+// or ends after its patience; the count afterwards does the same.
 func TestKeysAway(t *testing.T) {
 	c := startEtcd(t)
 	target := policyTarget(t, c)
@@ -384,7 +385,7 @@ func TestKeysAway(t *testing.T) {
 		t.Errorf("%v, %+v", err, counted)
 	}
 	left.Store(20)
-	// The values are sealed with the old key still, and no object counts as such for its plugin.
+	// All values still have the old key; the error of the provider is not counted for any of them.
 	if counted, err := CountLeft(t.Context(), NewEtcd(c), &target, Options{Patience: time.Minute}); err != nil || counted.Values != 50 || left.Load() >= 0 {
 		t.Errorf("%v, %+v", err, counted)
 	}
@@ -395,7 +396,7 @@ func TestKeysAway(t *testing.T) {
 	}
 }
 
-// TestTheStorageVersionItself rewrites the StorageVersions, among which is the fence.
+// TestTheStorageVersionItself rewrites the StorageVersions, one of which is the fence.
 func TestTheStorageVersionItself(t *testing.T) {
 	c := startEtcd(t)
 	prefix := "/registry/storageversions/"

@@ -19,7 +19,8 @@ import (
 	"github.com/concord-dev/concord/workers"
 )
 
-// The values left are those in another encoding, or sealed with another key, or not to be opened.
+// TestCountLeft counts the values in another encoding, those encrypted with another key, and those that cannot be
+// decrypted.
 func TestCountLeft(t *testing.T) {
 	c := startEtcd(t)
 	prefix := widgetPrefix
@@ -43,7 +44,7 @@ func TestCountLeft(t *testing.T) {
 		699: {sealed(target.Transformer, "v1")(699), WrongEncoding},
 		650: {sealed(sealing(t, "old"), "v2")(650), Undecryptable},
 		300: {sealed(sealing(t, "other"), "v2")(300), Undecryptable},
-		5:   {widget(t, "v2", 5), Undecryptable}, // not sealed at all
+		5:   {widget(t, "v2", 5), Undecryptable}, // not encrypted
 	} {
 		key := numbered(prefix)(i)
 		right := stored(t, c, prefix)[key].Value
@@ -60,7 +61,7 @@ func TestCountLeft(t *testing.T) {
 	}
 }
 
-// TestCountGivesWay: beside clients a census reads less at a time, and rests.
+// TestCountGivesWay: while clients are served, a census reads smaller pages, with pauses between them.
 func TestCountGivesWay(t *testing.T) {
 	c := startEtcd(t)
 	prefix := widgetPrefix
@@ -90,7 +91,7 @@ func TestCountGivesWay(t *testing.T) {
 	}
 }
 
-// served are clients that are served, or not.
+// served says whether clients are being served.
 type served bool
 
 // Watch implements pace.Clients.
@@ -98,7 +99,7 @@ func (s served) Watch() (look func() pace.Seen, stop func()) {
 	return func() pace.Seen { return pace.Seen{Serving: bool(s)} }, func() {}
 }
 
-// timers counts the callers that wait.
+// timers counts the timers that are made, one for each pause.
 type timers struct {
 	clock.RealClock
 	made int
@@ -110,7 +111,7 @@ func (t *timers) NewTimer(d time.Duration) clock.Timer {
 	return t.RealClock.NewTimer(d)
 }
 
-// ranged tells every page that is read.
+// ranged calls read with every page.
 type ranged struct {
 	Reader
 	read func(Page)
@@ -144,7 +145,7 @@ func TestWalkStops(t *testing.T) {
 	}
 }
 
-// visitingReader adds up the keys that etcd visits. It has no streams.
+// visitingReader counts the keys that etcd goes through for each page. It has no streams.
 type visitingReader struct {
 	Reader
 	visited, pages int64
@@ -158,8 +159,8 @@ func (r *visitingReader) Range(ctx context.Context, start, end string, limit, re
 	return page, err
 }
 
-// Whatever the keys look like, all are read once and in order, and the work for etcd grows
-// with the keys and not with their square.
+// TestPagerAsksForShortRanges: with keys of any form, all are read once and in order, and the work of etcd grows with
+// the number of keys, not with its square.
 func TestPagerAsksForShortRanges(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	const n = 30_000
@@ -227,7 +228,7 @@ func TestRename(t *testing.T) {
 	}
 }
 
-// TestShortcutIsVerified: the value that a shortcut or a codec returns is written only if its envelope has the target
+// TestShortcutIsVerified: a value that a shortcut or a codec returns is written only if its envelope has the target
 // encoding.
 func TestShortcutIsVerified(t *testing.T) {
 	c := startEtcd(t)
@@ -264,7 +265,7 @@ func (panicking) Decode([]byte, *schema.GroupVersionKind, machinery.Object) (mac
 	panic("a bug")
 }
 
-// TestPanic: a panic fails the rewrite and not the process, and nothing is written.
+// TestPanic: a panic makes the rewrite fail, not the process, and nothing is written.
 func TestPanic(t *testing.T) {
 	c, target, _ := oldPolicies(t, 50)
 	before := stored(t, c, policyPrefix)
