@@ -17,8 +17,9 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// TestAggregatedServer: the report of an aggregated API server stands as long as its Lease
-// is there, which only its own kind deletes; and nobody waits for reports that it may make.
+// TestAggregatedServer: the report of an aggregated API server stays as long as its Lease exists, which only
+// other aggregated servers delete. An aggregated server that has not reported keeps no StorageVersions from
+// being deleted.
 func TestAggregatedServer(t *testing.T) {
 	w := newWorld(t, every10s)
 	w.renew("a", true)
@@ -42,7 +43,7 @@ func TestAggregatedServer(t *testing.T) {
 	w.expectServers("wardle.example.com.flunders", "=")
 }
 
-// label says of a StorageVersion that an aggregated server has made it.
+// label marks a StorageVersion as made by an aggregated API server.
 func (w *world) label(name string) {
 	w.t.Helper()
 	sv := &v1alpha1.StorageVersion{}
@@ -51,13 +52,13 @@ func (w *world) label(name string) {
 	must(w.t, w.client.Update(w.t.Context(), sv))
 }
 
-// TestAggregatedVacancy: the StorageVersion of an aggregated server is kept without reports for as long as
-// the server may take to come, or to come back, and no longer.
+// TestAggregatedVacancy: the StorageVersion of an aggregated API server stays without reports for 10 minutes,
+// in which the server may start or start again, and is then deleted.
 func TestAggregatedVacancy(t *testing.T) {
 	const flunders = "wardle.example.com.flunders"
 	w := newWorld(t, every10s)
 	w.renew("a", true)
-	w.setReports(flunders) // as it is made
+	w.setReports(flunders) // without a report, as just created
 	w.label(flunders)
 	w.observe(9*time.Minute, func() {})
 	w.expectServers(flunders, "=")
@@ -75,7 +76,8 @@ func TestAggregatedVacancy(t *testing.T) {
 	w.observe(3*time.Minute, func() {})
 	w.expectServers(flunders, "none")
 
-	// Its Lease is all that is lost: the report goes in one sweep, and the StorageVersion later.
+	// If only the Lease is deleted, the report is dropped in one sweep, and the StorageVersion is deleted
+	// later.
 	w.renewStock("apiserver-00c0ffee00c0ffee", aggregated)
 	w.setReports(flunders, "apiserver-00c0ffee00c0ffee")
 	w.label(flunders)
@@ -85,8 +87,8 @@ func TestAggregatedVacancy(t *testing.T) {
 	w.expectServers(flunders, "=")
 }
 
-// TestAggregatedOwing: nobody agrees without an aggregated server that may write and whose report is lost, also
-// if its Lease came to say so after the others had read it.
+// TestAggregatedOwing: servers do not agree without an aggregated API server that may write and whose report is
+// lost, also if its Lease says that it has reported only after the collector read the reports.
 func TestAggregatedOwing(t *testing.T) {
 	const flunders = "wardle.example.com.flunders"
 	w := newWorld(t)
@@ -112,8 +114,8 @@ func TestAggregatedOwing(t *testing.T) {
 	w.expectServers(flunders, "apiserver-00c0ffee00c0ffff=v1")
 }
 
-// TestAggregatedServersRenewNobody: that the Lease of an aggregated server is put does not
-// say that those of this cluster's servers could be.
+// TestAggregatedServersRenewNobody: a renewal of an aggregated API server's Lease does not prove that the
+// servers of this cluster could renew theirs.
 func TestAggregatedServersRenewNobody(t *testing.T) {
 	w := newWorld(t)
 	w.renew("a", true)
@@ -134,10 +136,10 @@ func TestAggregatedServersRenewNobody(t *testing.T) {
 	}
 }
 
-// stock is a name as kube-apiserver without Concord has it.
+// stock is the name of the Lease of a kube-apiserver without Concord.
 const stock = "apiserver-kkqhvpzxapvqo7nmmyypiqz3ie"
 
-// renewStock writes a Lease as kube-apiserver does, which renews it every 10 s.
+// renewStock writes a Lease as kube-apiserver does; kube-apiserver renews it every 10 s.
 func (w *world) renewStock(name string, edit ...func(*coordinationv1.Lease)) {
 	w.t.Helper()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{
@@ -161,8 +163,8 @@ func (w *world) renewStock(name string, edit ...func(*coordinationv1.Lease)) {
 	must(w.t, err)
 }
 
-// observe lets time pass, with an observation every 10 s; before every one server a
-// renews its Lease and the function each is called.
+// observe lets time pass, with an observation every 10 s. Before each, server a renews its Lease and the
+// function each is called.
 func (w *world) observe(d time.Duration, each func()) {
 	w.t.Helper()
 	for range d / (10 * time.Second) {
@@ -177,9 +179,9 @@ func (w *world) observe(d time.Duration, each func()) {
 
 func every10s(c *Config) { c.Interval = 10 * time.Second }
 
-// TestStockServer: the Lease of a kube-apiserver without Concord keeps the others from
-// agreeing from the next observation on. It lives for as long as it says itself, an hour
-// after the last renewal, and nobody deletes it before.
+// TestStockServer: the Lease of a kube-apiserver without Concord keeps the others from agreeing from the next
+// observation on. The Lease has a duration of an hour, and is not deleted before an hour has passed since its
+// renewal.
 func TestStockServer(t *testing.T) {
 	w := newWorld(t, every10s)
 	w.c.watched.Store(true)
@@ -211,7 +213,7 @@ func TestStockServer(t *testing.T) {
 	w.expectServers("core.secrets", "a=v1")
 }
 
-// TestStockServerGoes: somebody deletes the Lease of a stock server that is gone.
+// TestStockServerGoes: when the Lease of a stock server is deleted by somebody, the others agree again.
 func TestStockServerGoes(t *testing.T) {
 	w := newWorld(t)
 	w.renew("a", true)
@@ -224,8 +226,8 @@ func TestStockServerGoes(t *testing.T) {
 	w.expectServers("core.secrets", "a=v1")
 }
 
-// TestStockServerIsNotWaitedFor: it will never report, so that StorageVersions which nobody
-// reports are not kept for it.
+// TestStockServerIsNotWaitedFor: a stock server never reports, so a StorageVersion without reports is not kept
+// for it.
 func TestStockServerIsNotWaitedFor(t *testing.T) {
 	w := newWorld(t)
 	w.renew("a", true)
@@ -235,8 +237,8 @@ func TestStockServerIsNotWaitedFor(t *testing.T) {
 	w.expectServers("core.secrets", "none")
 }
 
-// TestUpstreamsOwnLease: the Lease that upstream's code keeps in a Concord process, also
-// when that has crashed, is no participant. It is deleted when it was not renewed for as long as it says.
+// TestUpstreamsOwnLease: the Lease that upstream's code keeps in a Concord process is no participant, also
+// after a crash of the process. It is deleted when it was not renewed for its own duration.
 func TestUpstreamsOwnLease(t *testing.T) {
 	w := newWorld(t, every10s)
 	w.renew("a", true)
@@ -255,8 +257,8 @@ func TestUpstreamsOwnLease(t *testing.T) {
 	}
 }
 
-// TestLeaseThatTellsLittle: a Lease without a duration lives as long as kube-apiserver's; one
-// without a renewTime, as long as anything about it is written.
+// TestLeaseThatTellsLittle: a Lease without a duration expires after an hour, the duration of kube-apiserver's
+// Leases. A Lease without a renewTime expires when it was not written at all for its duration.
 func TestLeaseThatTellsLittle(t *testing.T) {
 	noDuration := func(l *coordinationv1.Lease) { l.Spec.LeaseDurationSeconds = nil }
 	for name, edit := range map[string]func(*coordinationv1.Lease){

@@ -31,7 +31,7 @@ func TestDecide(t *testing.T) {
 	for _, tc := range []struct {
 		name         string
 		reports      []agree.Report
-		participants []agree.ServerID // "off" is silent
+		participants []agree.ServerID // the server named "off" does not report
 		starting     bool
 		how          sweeping
 		want         []agree.Report
@@ -59,7 +59,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// split takes "off" for silent.
+// split returns the participants; the server named "off" is one that does not report.
 func split(ids []agree.ServerID) agree.Participants {
 	reporting, silent := sets.New(ids...), map[agree.ServerID]agree.Silence{}
 	if reporting.Has("off") {
@@ -93,8 +93,8 @@ func TestExpire(t *testing.T) {
 	w.expectServers("core.secrets", "a=v1")
 }
 
-// TestSlowAnswer: a Lease that was renewed while an observation waited for its answer has
-// been silent since the answer, and not since the observation began.
+// TestSlowAnswer: a Lease was renewed while the collector waited for the answer to its list. Its
+// time without renewal begins with the answer, and not when the list was sent.
 func TestSlowAnswer(t *testing.T) {
 	w := newWorld(t)
 	w.Before = func(string) error {
@@ -115,7 +115,8 @@ func TestSlowAnswer(t *testing.T) {
 	}
 }
 
-// TestSuccessor: a new leader has observed already.
+// TestSuccessor: a collector observes before it is elected, so that it can delete Leases as soon as
+// it is.
 func TestSuccessor(t *testing.T) {
 	w := newWorld(t)
 	w.renew("a", true)
@@ -159,9 +160,9 @@ func TestOutage(t *testing.T) {
 			w.renew("b", true)
 			w.setReports("core.secrets", "a", "b")
 			w.pass(2, true, "a", "b")
-			w.pass(14, true, "a") // b's renewals fail already
+			w.pass(14, true, "a") // b cannot renew any more
 			tc.outage(w)
-			w.pass(5, true) // they do not renew at once
+			w.pass(5, true) // a does not renew directly after the outage
 			w.pass(10, true, "a")
 			w.expectServers("core.secrets", "a,b=v1")
 			w.pass(1, true, "a", "b")
@@ -171,8 +172,8 @@ func TestOutage(t *testing.T) {
 	}
 }
 
-// TestSweepsOnlyWhenNeeded: when the StorageVersions are watched, they are listed only
-// if something may have changed.
+// TestSweepsOnlyWhenNeeded: if the StorageVersions are watched, the collector lists them only when
+// something may have changed.
 func TestSweepsOnlyWhenNeeded(t *testing.T) {
 	w := newWorld(t)
 	w.c.watched.Store(true)
@@ -197,7 +198,7 @@ func TestSweepsOnlyWhenNeeded(t *testing.T) {
 			t.Error("swept without a reason")
 		}
 	}
-	w.expectServers("core.secrets", "a,b=v1") // in the step that deleted the Lease
+	w.expectServers("core.secrets", "a,b=v1") // in the same step that deleted the Lease
 	if !swept() || swept() {
 		t.Error("not swept once after a Lease went")
 	}
@@ -225,9 +226,9 @@ func TestSweepsOnlyWhenNeeded(t *testing.T) {
 	}
 }
 
-// TestUnknownIsNotGone: nothing is collected unless the Leases could be read.
+// TestUnknownIsNotGone: nothing is deleted or dropped unless the Leases could be read.
 func TestUnknownIsNotGone(t *testing.T) {
-	for n := range 2 { // the observation, and the read after the StorageVersions
+	for n := range 2 { // the first list of Leases, or the one after the StorageVersions, fails
 		w := newWorld(t)
 		w.renew("a", true)
 		w.setReports("core.secrets", "a")
@@ -251,7 +252,7 @@ func TestUnknownIsNotGone(t *testing.T) {
 	}
 }
 
-// TestRenewedAfterAll: the Lease is deleted only as it was observed.
+// TestRenewedAfterAll: a Lease that is renewed after the observation is not deleted.
 func TestRenewedAfterAll(t *testing.T) {
 	w := newWorld(t)
 	w.renew("a", true)
@@ -303,8 +304,8 @@ func TestHoldBack(t *testing.T) {
 	w.expectServers("core.secrets", "none")
 }
 
-// TestHoldBackEnds: a server that never says it has reported, such as one of another
-// make, keeps empty StorageVersions for one duration of its Lease.
+// TestHoldBackEnds: a server whose Lease never says that it has reported keeps empty
+// StorageVersions from being deleted for one duration of its Lease only.
 func TestHoldBackEnds(t *testing.T) {
 	w := newWorld(t)
 	w.c.watched.Store(true)
@@ -323,7 +324,7 @@ func TestHoldBackEnds(t *testing.T) {
 	w.expectServers("core.secrets", "none")
 }
 
-// TestConflict: a report that was made meanwhile is not lost.
+// TestConflict: a report that is written at the same time is not lost.
 func TestConflict(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
@@ -409,7 +410,8 @@ func TestBuryErrors(t *testing.T) {
 	}
 }
 
-// TestRun: the watch saves the sweeps when nothing changes, and misses nothing.
+// TestRun: with the watch, the collector does not list StorageVersions while nothing changes, and
+// misses no change.
 func TestRun(t *testing.T) {
 	w := newWorld(t, func(c *Config) {
 		c.Clock = clock.RealClock{}
@@ -428,7 +430,7 @@ func TestRun(t *testing.T) {
 		calls := w.Took()
 		return strings.Count(calls, "list LeaseList") > 3 && !strings.Contains(calls, "StorageVersion")
 	})
-	w.setReports("core.secrets", "a", "oldest") // a report that lands late
+	w.setReports("core.secrets", "a", "oldest") // a report that is written late
 	eventually(t, "collected again", func() bool { return w.servers("core.secrets") == "a=v1" })
 	w.setReports("core.configmaps", "a")
 	w.renew("b", true)

@@ -24,11 +24,12 @@ import (
 
 var errBroken = errors.New("connection refused")
 
-// world is an API with one collector; the calls that go over the wire are recorded and can fail.
+// world is a fake API with one collector. The calls of the collector are recorded, and a test can
+// make them fail.
 type world struct {
 	*fakeapi.API
 	t      *testing.T
-	client client.WithWatch // the API without records and faults
+	client client.WithWatch // the API without recording and failures
 	clock  *clocktesting.FakeClock
 	c      *Collector
 }
@@ -51,7 +52,7 @@ func newWorld(t *testing.T, edit ...func(*Config)) *world {
 	return w
 }
 
-// renew creates or renews a Lease of 15 s. The fake API checks no uids.
+// renew creates or renews a Lease with a duration of 15 s. The fake API does not check uids.
 func (w *world) renew(id agree.ServerID, reported bool) {
 	w.t.Helper()
 	seconds, now := int32(15), metav1.NewMicroTime(w.clock.Now())
@@ -95,7 +96,8 @@ func (w *world) setReports(name string, servers ...agree.ServerID) {
 	must(w.t, err)
 }
 
-// servers returns the servers that report, and the agreement; "none" if there is no StorageVersion.
+// servers returns the servers that report, and the encoding that they agree on; "none" if there is
+// no StorageVersion.
 func (w *world) servers(name string) string {
 	w.t.Helper()
 	sv := &v1alpha1.StorageVersion{}
@@ -124,7 +126,8 @@ func (w *world) hasLease(id agree.ServerID) bool {
 	return w.client.Get(w.t.Context(), client.ObjectKey{Namespace: "kube-system", Name: string(id)}, &coordinationv1.Lease{}) == nil
 }
 
-// pass lets time go by in steps of a second; those named renew in each.
+// pass lets time go by in steps of a second; in each, the servers named renew their Leases and the
+// collector steps.
 func (w *world) pass(seconds int, leader bool, alive ...agree.ServerID) {
 	w.t.Helper()
 	for range seconds {

@@ -33,7 +33,7 @@ type (
 	copied   = migrationv1alpha1.StorageVersionMigration
 )
 
-// world is a fake API of which storagemigration.k8s.io has one version only.
+// world is a fake API that serves storagemigration.k8s.io in one version only.
 type world struct {
 	t      *testing.T
 	client client.WithWatch
@@ -93,7 +93,7 @@ func (w *world) copies() []copied {
 	return list.Items
 }
 
-// says has the copy say so.
+// says sets a condition and the progress in the status of the copy.
 func (w *world) says(t migrationv1alpha1.MigrationConditionType, reason string, progress *migrationv1alpha1.MigrationProgress) {
 	w.t.Helper()
 	m := w.copies()[0]
@@ -102,7 +102,8 @@ func (w *world) says(t migrationv1alpha1.MigrationConditionType, reason string, 
 	w.must(w.client.Status().Update(context.Background(), &m))
 }
 
-// expectTrue asserts which condition alone is true, and in a form that the API takes.
+// expectTrue asserts that this is the only condition with status True, and that all conditions have
+// the fields that metav1.Condition requires.
 func (w *world) expectTrue(t storagemigrationv1.MigrationConditionType, reason string, inMessage ...string) {
 	w.t.Helper()
 	var trues []string
@@ -125,7 +126,7 @@ func (w *world) expectTrue(t storagemigrationv1.MigrationConditionType, reason s
 	}
 }
 
-// TestLife: the original says what its copy says, in each version of its API.
+// TestLife: the original has the conditions of its copy, in each version of its API.
 func TestLife(t *testing.T) {
 	for _, version := range []string{"v1", "v1beta1"} {
 		t.Run(version, func(t *testing.T) {
@@ -143,7 +144,7 @@ func TestLife(t *testing.T) {
 				t.Error("the copy has to be adopted as a user's migration is")
 			}
 			w.step()
-			// Else kube-controller-manager's migrator begins.
+			// With a resourceVersion in the status, kube-controller-manager's migrator would begin.
 			if c := meta.FindStatusCondition(w.read().Status.Conditions, string(storagemigrationv1.MigrationRunning)); w.read().Status.ResourceVersion != "" || c == nil || c.Status != metav1.ConditionFalse {
 				t.Errorf("status %+v before anything began", w.read().Status)
 			}
@@ -186,7 +187,8 @@ func TestLife(t *testing.T) {
 	}
 }
 
-// migrating has the definition say what kube-controller-manager's migrator has it say.
+// migrating sets the condition StorageMigrating of the CustomResourceDefinition as
+// kube-controller-manager's migrator does.
 func (w *world) migrating(migration string) {
 	w.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
@@ -206,8 +208,9 @@ func (w *world) expectMigrating(want bool) {
 	}
 }
 
-// TestDefinitionComesToRest: a definition does not say for ever that a migration runs, which
-// kube-controller-manager's migrator takes back of those only that it has ended itself.
+// TestDefinitionComesToRest: the condition StorageMigrating of a CustomResourceDefinition is taken
+// back when the migration has ended. kube-controller-manager's migrator does that only for migrations
+// that it ended itself.
 func TestDefinitionComesToRest(t *testing.T) {
 	for name, test := range map[string]struct {
 		says string
@@ -235,15 +238,15 @@ func TestDefinitionComesToRest(t *testing.T) {
 	}
 }
 
-// cleansUpLater ends a migration as kube-controller-manager's migrator does, which looks at the
-// migrations that are Running when it cleans up.
+// cleansUpLater sets a migration to Succeeded and leaves Running true, as kube-controller-manager's
+// migrator does before it takes back the condition of the definition.
 func cleansUpLater(w *world) {
 	m := w.read()
 	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: string(storagemigrationv1.MigrationSucceeded), Status: metav1.ConditionTrue, Reason: "StorageVersionMigrationSucceeded"})
 	w.must(w.client.Status().Update(context.Background(), m))
 }
 
-// TestFails: the reason for which a copy failed is the original's reason, too.
+// TestFails: the original has the reason for which its copy failed.
 func TestFails(t *testing.T) {
 	w := newWorld(t, "v1")
 	w.make("one-uid")
@@ -258,8 +261,8 @@ func TestFails(t *testing.T) {
 	}
 }
 
-// TestDeletionCancels: the copy goes with its original, also if another of the same name
-// has taken its place. Nobody else's migration goes.
+// TestDeletionCancels: the copy is deleted with its original, also if there is a new original of the
+// same name. The migrations of other users stay.
 func TestDeletionCancels(t *testing.T) {
 	w := newWorld(t, "v1")
 	other := &copied{}
@@ -285,8 +288,8 @@ func TestDeletionCancels(t *testing.T) {
 	}
 }
 
-// TestCopyDeleted: a copy that somebody deletes is made again, and the original does not
-// claim to run meanwhile.
+// TestCopyDeleted: a copy that somebody deletes is made again, and until then the original does not
+// say that it is running.
 func TestCopyDeleted(t *testing.T) {
 	w := newWorld(t, "v1")
 	w.make("one-uid")
@@ -313,8 +316,8 @@ func TestLongNames(t *testing.T) {
 	}
 }
 
-// TestMayNot: nothing is written for a migration that is left to another migrator; one that was taken
-// already is followed to its end.
+// TestMayNot: nothing is written for a migration that is left to another migrator. A migration that
+// the mirror has begun before is followed to its end.
 func TestMayNot(t *testing.T) {
 	w := newWorld(t, "v1")
 	may := ErrLeft
@@ -339,16 +342,16 @@ func TestMayNot(t *testing.T) {
 	w.expectTrue(storagemigrationv1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
 }
 
-// run has the controller run until the test ends.
+// run runs the controller until the test ends.
 func (w *world) run() context.Context {
-	ctx := w.t.Context() // ends before the cleanup
+	ctx := w.t.Context() // is cancelled before the cleanup functions run
 	var running sync.WaitGroup
 	running.Go(func() { w.c.Run(ctx) })
 	w.t.Cleanup(running.Wait)
 	return ctx
 }
 
-// TestRunLeft: a migration that was left to another migrator is looked at again.
+// TestRunLeft: the controller tries again with a migration that it left to another migrator.
 func TestRunLeft(t *testing.T) {
 	w := newWorld(t, "v1")
 	var asked atomic.Int64
@@ -382,7 +385,7 @@ func TestRunLeft(t *testing.T) {
 	step("the copy", func() bool { return len(w.copies()) == 1 })
 }
 
-// TestRun: nothing but the watches leads to copies and their end.
+// TestRun: with its watches alone, the controller makes copies and follows them to their end.
 func TestRun(t *testing.T) {
 	w := newWorld(t, "v1")
 	ctx := w.run()

@@ -10,7 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 )
 
-// gadgets is a definition whose objects have these fields in their lists of parts.
+// gadgets returns a CustomResourceDefinition with a list of parts that have these fields.
 func gadgets(text string, fields ...string) *apiextensionsv1.CustomResourceDefinition {
 	parts := map[string]apiextensionsv1.JSONSchemaProps{}
 	for _, f := range fields {
@@ -26,7 +26,8 @@ func gadgets(text string, fields ...string) *apiextensionsv1.CustomResourceDefin
 	return crd
 }
 
-// TestNeverBack: a definition is brought up to date, and one of a newer build, which knows more fields, is left as it is.
+// TestNeverBack: an older definition is brought up to date; a definition of a newer build, which has more fields, is left
+// as it is.
 func TestNeverBack(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := apiextensionsv1.AddToScheme(scheme); err != nil {

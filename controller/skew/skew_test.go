@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	n36 = "=1.37/1.36/1.35" // the same binary stands for both releases
+	n36 = "=1.37/1.36/1.35" // n36 and n37 are the same binary at two emulation versions
 	n37 = "=1.37/1.37/1.36"
 	old = "=1.35/1.35/1.34"
 
@@ -37,7 +37,8 @@ const (
 	silent   = "Warning ServerSkewUnknown"
 )
 
-// TestUpgrade is a rolling upgrade: skew begins and ends, within the allowance.
+// TestUpgrade is a rolling upgrade: servers of two versions run beside each other for a while,
+// within the allowed skew.
 func TestUpgrade(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a"+n36, "b"+n36, "c"+n36)
@@ -45,7 +46,7 @@ func TestUpgrade(t *testing.T) {
 	w.expectStatus("3 1.36..1.36" + alike + within)
 	w.expectEvents()
 
-	w.servers("a"+n36, "b"+n36, storageversion.NewUpstreamIdentity()) // which is no server
+	w.servers("a"+n36, "b"+n36, storageversion.NewUpstreamIdentity()) // the last one is the Lease of upstream's code, which is no server
 	w.step()
 	w.expectStatus("2 1.36..1.36" + alike + within)
 	w.servers("a"+n36, "b"+n36, "d"+n37)
@@ -76,7 +77,8 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// TestOutOfAllowance: skew that is not allowed is a warning, and its end is told.
+// TestOutOfAllowance: there is a warning Event when the skew is not allowed, and another Event when
+// that ends.
 func TestOutOfAllowance(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a"+n37, "b"+old)
@@ -103,8 +105,8 @@ func TestOutOfAllowance(t *testing.T) {
 	w.expectEvents(began, refused, accepted, ended)
 }
 
-// TestSilentServers: a version that a server does not tell is unknown, never fine; a condition
-// that is known to be False stays False.
+// TestSilentServers: the versions of a server that does not tell them are unknown, and never taken
+// as allowed. A condition that is False because of other servers stays False.
 func TestSilentServers(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a"+n37, "stock", "mangled=1.37/latest/1.36")
@@ -126,8 +128,8 @@ func TestSilentServers(t *testing.T) {
 	w.expectStatus("0 .. agree=Unknown NoServers allowed=Unknown NoServers")
 }
 
-// TestQuiet: while no server changes only the Leases are read, and the damage that somebody else
-// did to the ClusterVersion is repaired once in a while.
+// TestQuiet: while no server changes, only the Leases are read. A ClusterVersion that somebody else
+// changed or deleted is repaired after a while.
 func TestQuiet(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a" + n37)
@@ -152,7 +154,7 @@ func TestQuiet(t *testing.T) {
 	w.expectEvents()
 }
 
-// TestNextLeader: the controller that is elected next does not repeat the events that were told.
+// TestNextLeader: the next elected controller does not repeat Events.
 func TestNextLeader(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a"+n36, "b"+n37)
@@ -165,8 +167,8 @@ func TestNextLeader(t *testing.T) {
 	w.expectEvents(began, ended)
 }
 
-// TestTwoLeaders: of two that both believe they lead one has a conflict, and both tell
-// the same.
+// TestTwoLeaders: two controllers both believe that they are elected. One of them has a conflict,
+// and each Event is told once.
 func TestTwoLeaders(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a" + n36)
@@ -190,7 +192,8 @@ func TestTwoLeaders(t *testing.T) {
 	w.expectEvents(began)
 }
 
-// TestFailures: a call that fails, or only seems to, is made up for: one event is told once.
+// TestFailures: a call fails, or only its reply is lost; the controller tries again, and each Event
+// is told once.
 func TestFailures(t *testing.T) {
 	for _, call := range []string{"list LeaseList", "get ClusterVersion", "create ClusterVersion", "update status ClusterVersion", "create Event"} {
 		for _, lost := range []bool{false, true} {
@@ -235,7 +238,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// TestRun: the controller looks at once and at every interval, and again after an error.
+// TestRun: the controller reads the Leases at once, at every interval, and again after an error.
 func TestRun(t *testing.T) {
 	w := newWorld(t)
 	w.servers("a" + n36)
@@ -246,7 +249,7 @@ func TestRun(t *testing.T) {
 		}
 		return nil
 	}
-	ctx := t.Context() // ends before the cleanup
+	ctx := t.Context() // is cancelled before the cleanup functions run
 	var running sync.WaitGroup
 	running.Go(func() { w.c.Run(ctx) })
 	t.Cleanup(running.Wait)
@@ -332,8 +335,8 @@ const help = `
 # TYPE concord_server_skew_servers gauge
 `
 
-// expose returns the metrics with their help, as testutil wants them: help only of the metrics
-// that have values.
+// expose returns the samples with the help text that testutil expects: only of the metrics that
+// have values.
 func expose(samples string) string {
 	var lines []string
 	for _, line := range strings.Split(help, "\n") {
@@ -344,8 +347,8 @@ func expose(samples string) string {
 	return strings.Join(lines, "\n") + "\n" + samples
 }
 
-// TestMetrics: the gauges follow the servers, and have no value when nobody leads here or
-// nothing can be told.
+// TestMetrics: the gauges follow the servers, and have no value while this controller is not
+// elected or while the versions are not known.
 func TestMetrics(t *testing.T) {
 	w := newWorld(t)
 	registry := metrics.NewKubeRegistry()

@@ -23,7 +23,8 @@ import (
 
 var errBroken = errors.New("connection refused")
 
-// world is an API with one controller; the calls that go over the wire are recorded and can fail.
+// world is a fake API with one controller. The calls of the controller are recorded, and a test can
+// make them fail.
 type world struct {
 	*fakeapi.API
 	t     *testing.T
@@ -66,7 +67,7 @@ func (w *world) servers(servers ...string) {
 		}
 		must(w.t, w.Raw.Create(ctx, lease))
 	}
-	// A Lease of somebody else, as the elected controllers have one.
+	// A Lease that is no server's, such as that of the elected controllers.
 	other := &coordinationv1.Lease{}
 	other.Name, other.Namespace = "concord-controllers", storageversion.IdentityNamespace
 	must(w.t, w.Raw.Create(ctx, other))
@@ -79,7 +80,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// step lets a second pass and looks.
+// step lets a second pass and runs one step of the controller.
 func (w *world) step() {
 	w.t.Helper()
 	w.clock.Step(time.Second)
@@ -95,7 +96,7 @@ func (w *world) cluster() *versionv1alpha1.ClusterVersion {
 	return cluster
 }
 
-// status returns the values that kubectl get shows.
+// status returns the values of the columns that kubectl get shows.
 func (w *world) status() string {
 	w.t.Helper()
 	s := w.cluster().Status
@@ -124,7 +125,7 @@ func (w *world) events() []corev1.Event {
 	return events.Items
 }
 
-// expectEvents compares all events so far, sorted.
+// expectEvents compares the types and reasons of all Events so far, sorted.
 func (w *world) expectEvents(want ...string) {
 	w.t.Helper()
 	var got []string

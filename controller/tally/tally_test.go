@@ -78,7 +78,7 @@ func newController(t *testing.T, list func(context.Context, client.ObjectList) e
 	return c, registry
 }
 
-// exposed returns what a scrape would see, without help and zeros.
+// exposed returns the samples of a scrape, without help texts and without zeros.
 func exposed(t *testing.T, registry metrics.KubeRegistry) []string {
 	t.Helper()
 	families, err := registry.Gather()
@@ -165,8 +165,8 @@ func TestPhases(t *testing.T) {
 	}
 }
 
-// TestErrorsKeepTheLast: while the API does not answer the last count is shown, and nothing after
-// the end of the term.
+// TestErrorsKeepTheLast: while the API does not answer, the metrics keep their last values. When
+// the controller is not elected any more, they have none.
 func TestErrorsKeepTheLast(t *testing.T) {
 	var broken error
 	c, registry := newController(t, func(context.Context, client.ObjectList) error { return broken }, stateOf("gadgets", evolve.Unknown, "example.com/v2"))

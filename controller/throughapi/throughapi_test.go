@@ -9,7 +9,7 @@ import (
 	"github.com/concord-dev/concord/migrate/claim"
 )
 
-// An object that others wrote meanwhile is done, and a conflict.
+// TestProgress: an object that another client wrote meanwhile counts as done, and as a conflict.
 func TestProgress(t *testing.T) {
 	p := migrateapi.Progress{Expected: 8, Total: 10, Patched: 4, Overtaken: 2, Gone: 1}
 	if got, want := progressOf(p), (claim.Progress{Total: 9, Done: 6, Conflicts: 2}); !reflect.DeepEqual(got, want) {
@@ -25,8 +25,8 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// TestReasons: each reason has its own name in a status, where it is counted and where an
-// object is named.
+// TestReasons: each reason has its own name in the status of a migration, both in the counts and
+// with the objects that failed.
 func TestReasons(t *testing.T) {
 	names := map[migrateapi.Reason]migrationv1alpha1.MigrationFailureReason{
 		migrateapi.DoesNotDecode: "DoesNotDecode",

@@ -11,8 +11,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// TestCountAfterRestore: a count proves nothing any more once the StorageState is an older one, as of a backup of
-// etcd, or there is none.
+// TestCountAfterRestore: a count of objects is not used any more after the StorageState was deleted, or has an
+// older resourceVersion, as after etcd was restored from a backup.
 func TestCountAfterRestore(t *testing.T) {
 	c := New(Config{Census: func(context.Context, schema.GroupResource, evolve.Target) ([]agree.Encoding, error) { return nil, nil }})
 	target := evolve.Target{Ref: evolve.Ref{UID: "u", Epoch: 2}, Encoding: v2}

@@ -15,7 +15,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// watching returns a run whose watches fill its queue from now on and which looks at nothing by itself.
+// watching returns a run whose watches fill its queue from now on. It takes nothing from the queue by
+// itself.
 func watching(t *testing.T, c *Controller) *run {
 	t.Helper()
 	r := newRun(c)
@@ -43,7 +44,7 @@ func watching(t *testing.T, c *Controller) *run {
 	return r
 }
 
-// next fails unless the next look is at a resource.
+// next fails the test unless the queue's next resource is the wanted one.
 func (r *run) next(t *testing.T, after string, want schema.GroupResource) {
 	t.Helper()
 	if got, _ := r.queue.Get(); got != want {
@@ -60,8 +61,8 @@ func (r *run) drain() (all []schema.GroupResource) {
 	return all
 }
 
-// foreign creates an object of another resource, whose event comes after all those of
-// its kind that were caused before.
+// foreign creates an object of another resource. Its event comes after all earlier events of its kind,
+// so that a test knows when these were handled.
 func foreign(w *world, obj client.Object) schema.GroupResource {
 	w.t.Helper()
 	gr := schema.GroupResource{Group: "example.com", Resource: "sentinels"}
@@ -75,7 +76,8 @@ func foreign(w *world, obj client.Object) schema.GroupResource {
 	return gr
 }
 
-// TestHeartbeatCosts: a heartbeat takes one look, and its own event none.
+// TestHeartbeatCosts: for a heartbeat the trigger looks at the resource once, and the event of the
+// heartbeat's own write does not make it look again.
 func TestHeartbeatCosts(t *testing.T) {
 	w, c := newMigrated(t)
 	result := w.step(c)
@@ -94,7 +96,8 @@ func TestHeartbeatCosts(t *testing.T) {
 	r.next(t, "the heartbeat", foreign(w, &migrationv1alpha1.StorageState{}))
 }
 
-// TestProgressCosts: a migrator's writes while it works lead to no look, its end does.
+// TestProgressCosts: the progress that a migrator writes does not make the trigger look at the
+// resource; the end of the migration does.
 func TestProgressCosts(t *testing.T) {
 	w, c := newMigrating(t)
 	name := w.migrations()[0].Name
@@ -108,7 +111,8 @@ func TestProgressCosts(t *testing.T) {
 	r.next(t, "the end of the migration", cronJobs)
 }
 
-// TestStateEvents: a change of the state that a decision depends on leads to a look.
+// TestStateEvents: a change in the StorageState that a decision depends on makes the trigger look at
+// the resource.
 func TestStateEvents(t *testing.T) {
 	w, c := newMigrating(t)
 	r := watching(t, c)
@@ -122,8 +126,9 @@ func TestStateEvents(t *testing.T) {
 	r.next(t, "the deletion", cronJobs)
 }
 
-// TestStartedDuringTheLook: a server that has started when its Lease was read, but not
-// before the look ends, leads to another look.
+// TestStartedDuringTheLook: the trigger read the Lease of a server that was starting, and the server
+// has started before the trigger has finished with the resource. The trigger looks at the resource
+// again.
 func TestStartedDuringTheLook(t *testing.T) {
 	w, c := newMigrating(t)
 	migration := w.migrations()[0]
@@ -149,7 +154,8 @@ func TestStartedDuringTheLook(t *testing.T) {
 	}
 }
 
-// TestUnservedIsUnknown: a 404 that does not name the object proves nothing.
+// TestUnservedIsUnknown: a 404 that does not name the object, such as one for the whole API group, does
+// not mean that the object does not exist.
 func TestUnservedIsUnknown(t *testing.T) {
 	for _, kind := range []string{"StorageState", "StorageVersion", "CustomResourceDefinition"} {
 		t.Run(kind, func(t *testing.T) {
@@ -157,7 +163,7 @@ func TestUnservedIsUnknown(t *testing.T) {
 			w.crd("v1", "v1")
 			w.report(v1)
 			w.settle(c)
-			if kind == "CustomResourceDefinition" { // its state would go with it
+			if kind == "CustomResourceDefinition" { // without the StorageVersion, since the StorageState would be deleted with the definition
 				sv := w.storageVersion()
 				w.must(w.client.Delete(context.Background(), sv, client.Preconditions{UID: &sv.UID}))
 			}
@@ -179,8 +185,8 @@ func TestUnservedIsUnknown(t *testing.T) {
 	}
 }
 
-// TestDeletedState: a resource whose StorageState is deleted gets a new migration, though the view
-// of migrations lags behind and still has the one that succeeded.
+// TestDeletedState: a resource whose StorageState is deleted gets a new migration, also if the cache of
+// migrations lags behind and still has the one that succeeded.
 func TestDeletedState(t *testing.T) {
 	w, c := newMigrated(t)
 	old := w.migrations()[0]
@@ -202,8 +208,8 @@ func TestDeletedState(t *testing.T) {
 	}
 }
 
-// TestForgedState: a hash that somebody has edited leads to a look, and the resource is
-// migrated again: nothing that the state said counts any more.
+// TestForgedState: if somebody edits a hash in a StorageState, the trigger looks at the resource and
+// has it migrated again; nothing that the StorageState says counts any more.
 func TestForgedState(t *testing.T) {
 	for name, forge := range map[string]func(*migrationv1alpha1.StorageStateStatus){
 		"stored":  func(s *migrationv1alpha1.StorageStateStatus) { s.PersistedStorageVersionHashes[0] = "bogus" },
@@ -230,7 +236,7 @@ func TestForgedState(t *testing.T) {
 	}
 }
 
-// lag is a view of migrations that stands still.
+// lag is a cache of migrations that is never updated.
 type lag struct {
 	items []migrationv1alpha1.StorageVersionMigration
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// fail has the only migration fail for a reason now, by a clock that is so far ahead of the trigger's.
+// fail sets the only migration to Failed for this reason, at a time that is so far ahead of the trigger's clock.
 func (w *world) fail(reason string, ahead time.Duration) {
 	w.t.Helper()
 	m := w.migrations()[0]
@@ -19,7 +19,7 @@ func (w *world) fail(reason string, ahead time.Duration) {
 	w.Quietly(func() { w.must(w.client.Status().Update(w.t.Context(), &m)) })
 }
 
-// attempt is the name of the only migration after everything was done that is due.
+// attempt lets the trigger do everything that is due, and returns the name of the only migration.
 func (w *world) attempt(c *Controller) string {
 	w.t.Helper()
 	w.settle(c)
@@ -30,8 +30,8 @@ func (w *world) attempt(c *Controller) string {
 	return all[0].Name
 }
 
-// TestFailedByAnotherClock: each failure is followed by its whole pause and no more, whatever the clock of the
-// server that migrated shows.
+// TestFailedByAnotherClock: each failed migration is followed by its whole backoff and no more, whatever the clock
+// of the migrating server shows.
 func TestFailedByAnotherClock(t *testing.T) {
 	for _, ahead := range []time.Duration{0, -30 * time.Second, -time.Hour, 30 * time.Second, evolve.MaxBackoff, time.Hour} {
 		w, c := newWorld(t, served)
@@ -52,8 +52,8 @@ func TestFailedByAnotherClock(t *testing.T) {
 	}
 }
 
-// TestFailedAndMended: a change of the definition, which may mend its conversion webhook, ends a long pause. After a
-// migration that failed because its definition changed there is no long pause either.
+// TestFailedAndMended: a change of the CustomResourceDefinition, which may repair its conversion webhook, ends a
+// long backoff. A migration that failed because its definition changed is not followed by a long backoff either.
 func TestFailedAndMended(t *testing.T) {
 	for name, test := range map[string]struct {
 		reason string
@@ -91,8 +91,8 @@ func TestFailedAndMended(t *testing.T) {
 	}
 }
 
-// TestFailedBefore: a trigger that begins where a migration has failed waits for the rest of the pause where
-// clocks agree, and for no more than one pause where they do not.
+// TestFailedBefore: a newly elected trigger finds a failed migration. It waits for the rest of the backoff if the
+// clocks agree, and at most for one whole backoff if they do not.
 func TestFailedBefore(t *testing.T) {
 	for ahead, rest := range map[time.Duration]time.Duration{0: 4 * time.Second, 3 * time.Second: 7 * time.Second, time.Hour: 10 * time.Second} {
 		w, c := newWorld(t, served)

@@ -21,7 +21,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// changeCRD changes the definition, and returns it.
+// changeCRD changes the CustomResourceDefinition, if change is not nil, and returns it.
 func (w *world) changeCRD(change func(*apiextensionsv1.CustomResourceDefinition)) *apiextensionsv1.CustomResourceDefinition {
 	w.t.Helper()
 	crd := &apiextensionsv1.CustomResourceDefinition{}
@@ -35,8 +35,8 @@ func (w *world) changeCRD(change func(*apiextensionsv1.CustomResourceDefinition)
 	return crd
 }
 
-// A cut-over on hold is not made though every object is migrated, and is made when it is
-// released. The migration is remembered once, with the encodings that it was from and to.
+// TestHoldAndHistory: storedVersions of a CustomResourceDefinition on hold are not pruned though every object is
+// migrated; they are when the hold ends. The history has the migration once, with the encodings before and after.
 func TestHoldAndHistory(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	w.crd("v2", "v1", "v2")
@@ -72,8 +72,8 @@ func TestHoldAndHistory(t *testing.T) {
 	}
 }
 
-// A migration is remembered no later than the stored set is lowered: a reader of the
-// StorageState in between is told the encodings that it was from.
+// TestRememberedBeforeLowered: the history in the StorageState has a migration before the stored set loses an
+// encoding, so that a reader in between finds the encodings that objects were in before.
 func TestRememberedBeforeLowered(t *testing.T) {
 	w, c := newMigrating(t)
 	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
@@ -94,7 +94,7 @@ func TestRememberedBeforeLowered(t *testing.T) {
 	}
 }
 
-// A migration that failed is remembered before it makes room for the next attempt.
+// TestFailureIsRemembered: the history has a failed migration before it is deleted for the next attempt.
 func TestFailureIsRemembered(t *testing.T) {
 	w, c := newMigrating(t)
 	first := w.migrations()[0]
@@ -114,7 +114,8 @@ func TestFailureIsRemembered(t *testing.T) {
 	}
 }
 
-// An annotation that is set between the look and the pruning is obeyed.
+// TestPolicyAskedAgain: an annotation that is set after the trigger has read the definition, and before it prunes,
+// counts.
 func TestPolicyAskedAgain(t *testing.T) {
 	w, c := toPrune(t)
 	c.cfg.Policy = func(_ evolve.Observation, crd *apiextensionsv1.CustomResourceDefinition) (p evolve.Policy) {
@@ -124,7 +125,7 @@ func TestPolicyAskedAgain(t *testing.T) {
 	reads := 0
 	w.Before = func(call string) error {
 		switch call {
-		case "get StorageState": // a look begins
+		case "get StorageState": // the trigger begins to look at the resource
 			reads = 0
 		case "get CustomResourceDefinition":
 			if reads++; reads == 2 {
@@ -153,8 +154,8 @@ func TestPolicyAskedAgain(t *testing.T) {
 	}
 }
 
-// A version that may still be stored and was taken out of storedVersions is put back, of the
-// definition as it was read.
+// TestKeep: a version that may still be stored, and that somebody took out of storedVersions, is put back; the
+// update is conditional on the resourceVersion that was read.
 func TestKeep(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	w.crd("v2", "v1", "v2")
@@ -178,7 +179,7 @@ func TestKeep(t *testing.T) {
 	w.Before = func(call string) error {
 		if call == "update status CustomResourceDefinition" && !touched {
 			touched = true
-			w.prune("v2") // the definition is not as it was read
+			w.prune("v2") // somebody changes the definition after it was read
 			w.changeCRD(func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Labels = map[string]string{"touched": "true"} })
 		}
 		return nil
@@ -190,8 +191,8 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// That the API server refuses to have a version put back is told in the StorageState, and once by an Event of the
-// definition; the log does not say that it was put back.
+// TestKeepRefused: if the API server refuses that a version is put back, the StorageState says so, and one Event
+// of the definition; the log does not say that it was put back.
 func TestKeepRefused(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	w.crd("v2", "v1", "v2")
@@ -220,8 +221,8 @@ func TestKeepRefused(t *testing.T) {
 	}
 }
 
-// While nobody knows what is stored, a version that storedVersions named is put back, and only
-// a migration's success ends that.
+// TestKeepUnknown: while the stored set is Unknown, a version that was in storedVersions is put back. That ends
+// when a migration succeeds.
 func TestKeepUnknown(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	w.crd("v2", "v1", "v2")
@@ -252,13 +253,13 @@ func TestKeepUnknown(t *testing.T) {
 	}
 }
 
-// storedVersions are those of the definition.
+// storedVersions returns the storedVersions of the definition.
 func (w *world) storedVersions() []string {
 	w.t.Helper()
 	return w.changeCRD(nil).Status.StoredVersions
 }
 
-// prune sets the definition's storedVersions, as another migrator does.
+// prune sets the definition's storedVersions, as another migrator could.
 func (w *world) prune(to ...string) {
 	w.t.Helper()
 	w.Quietly(func() {
@@ -268,8 +269,8 @@ func (w *world) prune(to ...string) {
 	})
 }
 
-// Before storedVersions are pruned there is a last look. One that fails keeps them, and there is none where
-// the pruning would be refused.
+// TestLastLook: the objects are looked at once more before storedVersions are pruned. An error of this last look
+// keeps storedVersions as they are. There is no last look if the API server would refuse the pruning.
 func TestLastLook(t *testing.T) {
 	w, c := toPrune(t)
 	looks := 0
@@ -311,7 +312,8 @@ func TestLastLook(t *testing.T) {
 	is("after that", 2, "v2")
 }
 
-// A webhook that refuses dry runs does not keep the last look, and the pruning, from being done.
+// TestLastLookWithoutDryRuns: with an admission webhook that does not support dry runs, the last look and the
+// pruning are done all the same.
 func TestLastLookWithoutDryRuns(t *testing.T) {
 	w, c := toPrune(t)
 	refused := false
@@ -337,7 +339,8 @@ func TestLastLookWithoutDryRuns(t *testing.T) {
 	}
 }
 
-// A refusal of the update itself, after a last look without a dry run, is told once however often it is tried.
+// TestRefusedWithoutDryRuns: the pruning itself is refused, after a last look without a dry run. The refusal is
+// told once, however often the pruning is tried.
 func TestRefusedWithoutDryRuns(t *testing.T) {
 	w, c := toPrune(t)
 	looked := 0
@@ -371,8 +374,8 @@ func TestRefusedWithoutDryRuns(t *testing.T) {
 	}
 }
 
-// However many definitions are due together, no more last looks are made at a time than there are workers, and one
-// reason why they fail is told once.
+// TestLastLooksAtATime: however many definitions are due together, there are no more last looks at a time than
+// workers; and if all fail for one reason, the reason is logged once.
 func TestLastLooksAtATime(t *testing.T) {
 	_, c := newWorld(t, kinds{})
 	const definitions = 50
@@ -389,7 +392,7 @@ func TestLastLooksAtATime(t *testing.T) {
 	r := newRun(c)
 	defer r.queue.ShutDown()
 	synctest.Test(t, func(t *testing.T) {
-		end, r.under = make(chan struct{}), make(chan struct{}, cap(r.under)) // of this bubble
+		end, r.under = make(chan struct{}), make(chan struct{}, cap(r.under)) // channels made inside the synctest bubble
 		for i := range definitions {
 			r.lookLast(t.Context(), schema.GroupResource{Group: "example.com", Resource: fmt.Sprint("r", i)}, evolve.Target{})
 		}

@@ -17,12 +17,13 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// TestRun: the watches lead to looks, and a server that has started ends the wait for it.
+// TestRun: the events of the watches make the trigger look at a resource. It waits for a starting
+// server, and that ends when the Lease says that the server has reported.
 func TestRun(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
 	lease := w.lease("apiserver-1", false)
-	ctx := t.Context() // ends before the cleanup
+	ctx := t.Context() // is cancelled before the cleanup functions run
 	var running sync.WaitGroup
 	running.Go(func() { c.Run(ctx) })
 	t.Cleanup(running.Wait)
@@ -35,15 +36,16 @@ func TestRun(t *testing.T) {
 	if err := c.cfg.Client.Update(ctx, lease); err != nil {
 		t.Fatal(err)
 	}
-	// The clock stands still: nothing but the Lease's change can lead here.
+	// The fake clock stands still, so only the change of the Lease can lead to the migration.
 	eventually(t, func() bool {
 		var list migrationv1alpha1.StorageVersionMigrationList
 		return c.cfg.Client.List(ctx, &list) == nil && len(list.Items) == 1
 	})
 }
 
-// TestReader: lists of StorageStates and migrations are those of the watches while Run runs, and
-// wait for it before and after; all else is of the other reader.
+// TestReader: while Run runs, lists of StorageStates and migrations are answered from the watches'
+// cache; before and after that they wait until their context ends. All other lists go to the other
+// reader.
 func TestReader(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
@@ -79,7 +81,7 @@ func TestReader(t *testing.T) {
 	waits("after")
 }
 
-// listing counts lists.
+// listing counts the lists that it passes on.
 type listing struct {
 	client.Reader
 	lists int
@@ -90,8 +92,8 @@ func (l *listing) List(ctx context.Context, list client.ObjectList, options ...c
 	return l.Reader.List(ctx, list, options...)
 }
 
-// TestTellsOnce: an error that all resources meet, as without the definition of StorageStates, is
-// logged once a minute, and another one at once.
+// TestTellsOnce: an error that is the same for all resources, for example because the CRD of
+// StorageStates is missing, is logged once a minute; another error is logged at once.
 func TestTellsOnce(t *testing.T) {
 	w, c := newWorld(t, served)
 	var told []string

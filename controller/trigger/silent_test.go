@@ -18,10 +18,10 @@ import (
 
 const stock = "apiserver-kkqhvpzxapvqo7nmmyypiqz3ie"
 
-// reportBeside writes the StorageVersion as a server does that sees these silent ones.
+// reportBeside writes the StorageVersion as a server does beside these servers, which do not report.
 func (w *world) reportBeside(silent ...agree.ServerID) {
 	w.t.Helper()
-	w.report(append(slices.Repeat([]agree.Encoding{agree.Unknown}, min(len(silent), 1)), v1)...) // the epoch
+	w.report(append(slices.Repeat([]agree.Encoding{agree.Unknown}, min(len(silent), 1)), v1)...) // for the epoch and the history
 	w.Quietly(func() {
 		sv := w.storageVersion()
 		why := map[agree.ServerID]agree.Silence{}
@@ -34,7 +34,7 @@ func (w *world) reportBeside(silent ...agree.ServerID) {
 	})
 }
 
-// stock makes a Lease as kube-apiserver does.
+// stock makes the Lease of a kube-apiserver without Concord.
 func (w *world) stock(name string) {
 	w.t.Helper()
 	lease := w.lease(name, false)
@@ -42,7 +42,7 @@ func (w *world) stock(name string) {
 	w.Quietly(func() { w.must(w.client.Update(context.Background(), lease)) })
 }
 
-// waits returns what the only migration says that it waits for, and the number of events
+// waits returns the reason for which the only migration waits, by its status, and the number of Events
 // that tell of it.
 func (w *world) waits() (string, int) {
 	w.t.Helper()
@@ -61,9 +61,9 @@ func (w *world) waits() (string, int) {
 	return migrationv1alpha1.Waiting(&all[0]), n
 }
 
-// TestBesideAStockServer: a migration that waits, and the state, name the server for which
-// others report Unknown, and its Lease; there is one event, when it begins to wait, and
-// nothing is written while nothing changes.
+// TestBesideAStockServer: a migration that waits, and the StorageState, name the stock server and its
+// Lease. There is one Event, when the migration begins to wait, and nothing is written while nothing
+// changes.
 func TestBesideAStockServer(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.reportBeside(stock)
@@ -99,8 +99,8 @@ func TestBesideAStockServer(t *testing.T) {
 	}
 }
 
-// TestStockServerIsNotStarting: no migration waits for a report that never comes, nor for
-// the report of a Lease that upstream's code keeps in a Concord process.
+// TestStockServerIsNotStarting: no migration waits for the report of a stock server, which never comes,
+// nor for one of the Lease that upstream's code keeps in a Concord process.
 func TestStockServerIsNotStarting(t *testing.T) {
 	for _, name := range []string{stock, storageversion.NewUpstreamIdentity()} {
 		w, c := newWorld(t, served)
@@ -116,8 +116,8 @@ func TestStockServerIsNotStarting(t *testing.T) {
 
 const settle = time.Minute
 
-// settling returns a world whose trigger waits after a server that does not report, and that had
-// migrated everything before one came.
+// settling returns a world in which everything was migrated. After a server that does not report has gone,
+// its trigger waits for the time settle.
 func settling(t *testing.T) (*world, *Controller) {
 	t.Helper()
 	w, c := newMigrated(t)
@@ -128,7 +128,8 @@ func settling(t *testing.T) (*world, *Controller) {
 	return w, c
 }
 
-// begun counts the migrations that are under way for a target.
+// begun lets the trigger do everything that is due, and counts the migrations that have a target and have
+// not ended.
 func (w *world) begun(c *Controller) (n int) {
 	w.t.Helper()
 	w.settle(c)
@@ -140,7 +141,7 @@ func (w *world) begun(c *Controller) (n int) {
 	return n
 }
 
-// wantBegun checks whether a migration has begun.
+// wantBegun asserts that there is such a migration, or that there is none.
 func (w *world) wantBegun(c *Controller, want bool, when string) {
 	w.t.Helper()
 	if n := w.begun(c); (n > 0) != want {
@@ -148,8 +149,8 @@ func (w *world) wantBegun(c *Controller, want bool, when string) {
 	}
 }
 
-// After a silent server has gone no migration begins for the time to settle, neither one of the
-// trigger's own nor a user's, which says so; a new leader and another silent server begin it anew.
+// TestSettles: after a server that did not report has gone, no migration begins for the time settle. That
+// time begins again when another such server has come and gone, and in a new leader.
 func TestSettles(t *testing.T) {
 	w, c := settling(t)
 	w.reportBeside(stock)
@@ -209,7 +210,8 @@ func TestSettlesBeforeUsersMigrations(t *testing.T) {
 	}
 }
 
-// Nobody waits in a new cluster, nor where a silent server was there long ago and everything was migrated.
+// TestSettlesOnlyAfterSilence: no migration waits in a new cluster, nor because of a server that did not
+// report but has gone long ago, if everything was migrated since.
 func TestSettlesOnlyAfterSilence(t *testing.T) {
 	w, c := newWorld(t, served)
 	c.cfg.Settle = settle

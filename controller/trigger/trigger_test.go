@@ -98,9 +98,8 @@ func TestOrder(t *testing.T) {
 		"list LeaseList", "create StorageVersionMigration")
 }
 
-// TestReadableCopyPromisesNothing: at every moment the annotation that people read lists
-// the encodings that the status lists, and the definition of servers that do not report is none that
-// the status does not know yet.
+// TestReadableCopyPromisesNothing: at every moment the annotation with the readable encodings lists all that the
+// status lists, and the definition that the StorageState names is never newer than the epoch of its status.
 func TestReadableCopyPromisesNothing(t *testing.T) {
 	w, c := newWorld(t, served)
 	check := func(when string) {
@@ -139,12 +138,12 @@ func TestReadableCopyPromisesNothing(t *testing.T) {
 	}
 }
 
-// TestDeleteIsConditional: a migration that was made anew under its name stays.
+// TestDeleteIsConditional: the trigger deletes a migration by its uid; another one of the same name stays.
 func TestDeleteIsConditional(t *testing.T) {
 	w, c := newMigrating(t)
 	old := w.migrations()[0]
 	w.report(v1, v2)
-	w.step(c) // the state
+	w.step(c) // writes the StorageState
 	w.Once("delete StorageVersionMigration", func() {
 		w.Quietly(func() {
 			w.must(w.client.Delete(context.Background(), &old, client.Preconditions{UID: &old.UID}))
@@ -182,7 +181,7 @@ func TestUsersMigration(t *testing.T) {
 	w.wantEnded("mine Failed")
 }
 
-// TestAborted: a migration that the trigger takes back is told, though it is gone.
+// TestAborted: when the trigger deletes its migration because the agreement is lost, there is an Event of it.
 func TestAborted(t *testing.T) {
 	w, c := newMigrating(t)
 	made := w.migrations()
@@ -198,13 +197,13 @@ func TestAborted(t *testing.T) {
 	w.wantEnded(made[0].Name + " Aborted")
 }
 
-// TestEndedMeanwhile: a migration that its migrator ends while the trigger takes it back was
-// not aborted, and is counted by the migrator alone.
+// TestEndedMeanwhile: a migration ends while the trigger is about to delete it. It does not count as aborted; only
+// the migrator counts its end.
 func TestEndedMeanwhile(t *testing.T) {
 	w, c := newMigrating(t)
 	made := w.migrations()[0].Name
 	w.report(v1, v2)
-	w.step(c) // the state
+	w.step(c) // writes the StorageState
 	w.Once("delete StorageVersionMigration", func() {
 		w.end(made, migrationv1alpha1.MigrationFailed)
 	})
@@ -222,7 +221,7 @@ func (w *world) wantEnded(want ...string) {
 	}
 }
 
-// wantEvent asserts that one warning tells of this about an object.
+// wantEvent asserts that there is exactly one Warning Event with this reason about the object.
 func (w *world) wantEvent(name, reason string) {
 	w.t.Helper()
 	var list corev1.EventList
@@ -258,10 +257,10 @@ func TestPrune(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			w, c := toPrune(t)
-			w.step(c) // the stored set
+			w.step(c) // writes the stored set
 			reads := 0
 			w.Before = func(call string) error {
-				// The second reading of the StorageVersion in a look is the one for the prune.
+				// The trigger reads the StorageVersion for the second time when it is about to prune.
 				if call == "get StorageVersion" {
 					if reads++; reads == 2 {
 						test.meanwhile(w)
@@ -284,8 +283,8 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// TestPruneRefused: the API server's answer that refuses the pruning, as that of a guard, stands in the StorageState
-// until the pruning succeeds.
+// TestPruneRefused: if the API server refuses the pruning, for example because of a guard, the StorageState has its
+// answer in an annotation until the pruning succeeds.
 func TestPruneRefused(t *testing.T) {
 	w, c := toPrune(t)
 	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("denied by a guard"))
@@ -303,8 +302,8 @@ func TestPruneRefused(t *testing.T) {
 	}
 }
 
-// TestFailingActionHoldsNoOtherUp: an action that cannot be done for one migration keeps neither
-// another from its own nor the state from its heartbeat, but a new one is not begun.
+// TestFailingActionHoldsNoOtherUp: an error for one migration does not keep the trigger from its actions for
+// another, nor from the heartbeat of the StorageState; but no new migration is made then.
 func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 	w, c := newMigrating(t)
 	for _, name := range []string{"a-user", "b-user"} {
@@ -333,7 +332,7 @@ func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 	if after := w.state().Status.LastHeartbeatTime; !before.Before(&after) {
 		t.Errorf("no heartbeat since %s", before)
 	}
-	// The old migration cannot be deleted: no new one is made beside it.
+	// Now an old migration cannot be deleted: no new one is made beside it.
 	w.Before = nil
 	for _, m := range w.migrations() {
 		w.must(w.client.Delete(context.Background(), &m, client.Preconditions{UID: &m.UID}))
@@ -349,8 +348,8 @@ func TestFailingActionHoldsNoOtherUp(t *testing.T) {
 	}
 }
 
-// TestAggregatedState: a StorageState says that an aggregated server has the objects, also when its
-// StorageVersion is gone, and no more when another server has them.
+// TestAggregatedState: an annotation of the StorageState says that an aggregated API server stores the objects, also
+// when its StorageVersion is deleted. It is removed when another server reports the resource.
 func TestAggregatedState(t *testing.T) {
 	w, c := newWorld(t, served)
 	label := func(labels map[string]string) {
@@ -395,8 +394,8 @@ func TestDeletedCRDTakesItsState(t *testing.T) {
 	}
 }
 
-// TestDeletedCRDUnseen: the trigger looks for the first time when the definition is gone already,
-// its StorageVersion is not yet, and discovery still knows its kind.
+// TestDeletedCRDUnseen: the trigger looks at the resource for the first time after the CustomResourceDefinition was
+// deleted, while its StorageVersion still exists and discovery still has its kind.
 func TestDeletedCRDUnseen(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
@@ -431,7 +430,8 @@ func TestWaitsForStartingServers(t *testing.T) {
 	}
 }
 
-// TestUnknownKind: without the kind there are no hashes, and nothing is made up.
+// TestUnknownKind: without the kind of a resource there are no storage version hashes, so no StorageState is
+// created.
 func TestUnknownKind(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	w.report(v1)
@@ -443,7 +443,8 @@ func TestUnknownKind(t *testing.T) {
 	}
 }
 
-// TestDeletedDefinition: no migration is made of objects that go with their definition, which is being deleted.
+// TestDeletedDefinition: no migration is made for a CustomResourceDefinition that is being deleted, since its
+// objects are deleted with it.
 func TestDeletedDefinition(t *testing.T) {
 	for _, deleted := range []bool{false, true} {
 		w, c := newWorld(t, kinds{})

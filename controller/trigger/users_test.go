@@ -18,8 +18,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// TestMissingResource: a migration of what no server stores ends, also where it names a
-// subresource, after which no object can be called.
+// TestMissingResource: a migration of a resource that no server stores fails, also if it names a subresource, whose
+// name cannot be the name of an object.
 func TestMissingResource(t *testing.T) {
 	for _, gr := range []schema.GroupResource{cronJobs, {Resource: "pods/status"}} {
 		t.Run(gr.String(), func(t *testing.T) { missing(t, gr) })
@@ -27,7 +27,7 @@ func TestMissingResource(t *testing.T) {
 }
 
 // TestNobodyKnows: a migration of a resource whose aggregated API server does not answer, so that discovery does not
-// have it, says what it waits for.
+// have it, waits with a message that says what to look at.
 func TestNobodyKnows(t *testing.T) {
 	w, c := newWorld(t, silent{})
 	w.user("away", "v1")
@@ -41,7 +41,7 @@ func TestNobodyKnows(t *testing.T) {
 	}
 }
 
-// silent are kinds that nobody tells.
+// silent are Kinds that answer with an error.
 type silent struct{}
 
 // Kind implements Kinds.
@@ -78,8 +78,8 @@ func missing(t *testing.T, gr schema.GroupResource) {
 	}
 }
 
-// A migration of a version in which no server serves the resource is ended, and says in which
-// it is served; one that names a version which is served, or none, is done.
+// TestVersionNotServed: a user's migration fails if it names a version in which no server serves the resource; the
+// message has the served versions. A migration that names a served version, or none, goes on.
 func TestVersionNotServed(t *testing.T) {
 	for version, refused := range map[string]bool{"v9": true, "v1": false, "": false} {
 		w, c := newWorld(t, served)
@@ -104,8 +104,8 @@ func TestVersionNotServed(t *testing.T) {
 	}
 }
 
-// TestPausedStaysPaused: the objects of a resource whose StorageState is deleted are migrated anew,
-// but not before a pause is over that somebody asked for.
+// TestPausedStaysPaused: when the StorageState of a resource is deleted, its objects are migrated anew, but not
+// while the migration is paused by a user.
 func TestPausedStaysPaused(t *testing.T) {
 	w, c := newMigrating(t)
 	begun := w.migrations()[0]
@@ -137,7 +137,7 @@ func TestPausedStaysPaused(t *testing.T) {
 	}
 }
 
-// lateMapper learns of a kind when it is reset, as one over discovery does.
+// lateMapper has one more kind after it was reset, as a RESTMapper over discovery can.
 type lateMapper struct {
 	*meta.DefaultRESTMapper
 	late schema.GroupVersionKind
@@ -172,7 +172,7 @@ func TestKindsOf(t *testing.T) {
 	}
 }
 
-// TestLimitsStay: the next attempt of a migration that failed has the limits that a user has set.
+// TestLimitsStay: after a migration has failed, the next attempt has the limits that a user set for the failed one.
 func TestLimitsStay(t *testing.T) {
 	w, c := newMigrating(t)
 	begun := w.migrations()[0]

@@ -33,13 +33,13 @@ const (
 	v2 agree.Encoding = "batch.example.com/v2"
 )
 
-// world is a fake API that records calls, and lets a test step in before one.
+// world is a fake API that records calls. A test can run code before or after a call.
 type world struct {
 	*fakeapi.API
 	t      *testing.T
 	client client.WithWatch // the API
 	clock  *clocktesting.FakeClock
-	// ended are the migrations that the trigger said it has ended, "name status".
+	// ended has "name status" of each migration that the trigger reported as ended.
 	ended []string
 }
 
@@ -72,7 +72,7 @@ func (w *world) must(err error) {
 	}
 }
 
-// report writes the StorageVersion as servers do.
+// report writes the StorageVersion as if one server reported each encoding.
 func (w *world) report(encodings ...agree.Encoding) {
 	w.t.Helper()
 	w.Quietly(func() {
@@ -95,7 +95,7 @@ func (w *world) report(encodings ...agree.Encoding) {
 	})
 }
 
-// state reads the StorageState; nil if there is none.
+// state reads the StorageState; it returns nil if there is none.
 func (w *world) state() *migrationv1alpha1.StorageState {
 	w.t.Helper()
 	var state *migrationv1alpha1.StorageState
@@ -114,7 +114,7 @@ func (w *world) migrations() []migrationv1alpha1.StorageVersionMigration {
 	return list.Items
 }
 
-// end sets a condition on the migration, as a migrator does.
+// end sets a condition of the migration, as a migrator does.
 func (w *world) end(name string, t migrationv1alpha1.MigrationConditionType) {
 	w.t.Helper()
 	w.Quietly(func() {
@@ -152,7 +152,7 @@ func (w *world) lease(name string, reported bool) *coordinationv1.Lease {
 	return lease
 }
 
-// newMigrating returns a world in which all report v1, to which the objects are to be migrated.
+// newMigrating returns a world in which all servers report v1, and the migration to v1 was made.
 func newMigrating(t *testing.T) (*world, *Controller) {
 	t.Helper()
 	w, c := newWorld(t, served)
@@ -172,7 +172,7 @@ func toPrune(t *testing.T) (*world, *Controller) {
 	return w, c
 }
 
-// user makes a migration as a user does, of a version.
+// user makes a migration to a version, as a user does.
 func (w *world) user(name, version string) {
 	w.t.Helper()
 	m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
@@ -191,7 +191,7 @@ func newMigrated(t *testing.T) (*world, *Controller) {
 	return w, c
 }
 
-// step takes one that is to succeed.
+// step runs one step of the controller, which must succeed.
 func (w *world) step(c *Controller) Result {
 	w.t.Helper()
 	result, err := c.Step(context.Background(), cronJobs)
@@ -199,7 +199,7 @@ func (w *world) step(c *Controller) Result {
 	return result
 }
 
-// settle steps until there is nothing more to do and returns what was done.
+// settle runs steps until there is nothing more to do, and returns what was done.
 func (w *world) settle(c *Controller) (done []string) {
 	w.t.Helper()
 	for range 10 {
