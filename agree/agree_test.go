@@ -17,7 +17,8 @@ const (
 
 func silence(id ServerID) Report { return Participants{}.silence(id) }
 
-// off has the servers' gates off.
+// off maps each of the servers to the reason why it does not report: its feature gate
+// StorageVersionAPI is off.
 func off(ids ...ServerID) map[ServerID]Silence {
 	silent := map[ServerID]Silence{}
 	for _, id := range ids {
@@ -262,9 +263,9 @@ func TestHistoryAgainstLog(t *testing.T) {
 	}
 }
 
-// TestHistoryForgets compares a History that may hold four encodings with the slow, obvious
-// record: an encoding that is asked for is named, or Unknown stands for it, and Unknown stands
-// for nothing as long as all is remembered that was asked for.
+// TestHistoryForgets compares a History that has room for four encodings with one that has room for
+// all. An encoding that was reported since an epoch is named in the answer, or Unknown stands for
+// it; and there is no Unknown for an epoch since which nothing was forgotten.
 func TestHistoryForgets(t *testing.T) {
 	encodings := []Encoding{"g/v1", "g/v2", "g/v3", "g/v4", "g/v5", "g/v6", "g/v7", "g/v8"}
 	room := 4 * (len(encodings[0]) + perEpoch)
@@ -309,7 +310,8 @@ func TestHistoryForgets(t *testing.T) {
 	}
 }
 
-// TestHistoryKeepsWhatIsReported has a bound that is smaller than what servers report now.
+// TestHistoryKeepsWhatIsReported gives the History less room than the encodings need that servers
+// report now: these are kept all the same.
 func TestHistoryKeepsWhatIsReported(t *testing.T) {
 	h := History{}.next([]Report{report("a", v1), report("b", v1beta1)}, 0)
 	if got := h.Reported(); !slices.Equal(got, []Encoding{v1, v1beta1}) || h.Forgotten != 0 {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// leases is an observed world: every Lease lives 15 s.
+// leases is a cluster whose identity Leases have a duration of 15 s, as Liveness observes it.
 type leases struct {
 	t        *testing.T
 	liveness Liveness
@@ -19,7 +19,8 @@ func newLeases(t *testing.T, servers ...ServerID) *leases {
 	return l
 }
 
-// pass observes once after d; those named have renewed, or appeared, before.
+// pass lets the time d go by and has Liveness observe the Leases once. The named servers have
+// renewed their Leases, or created them, before.
 func (l *leases) pass(d time.Duration, renewed ...ServerID) {
 	for _, id := range renewed {
 		l.renewals[id] += "+"
@@ -31,7 +32,8 @@ func (l *leases) pass(d time.Duration, renewed ...ServerID) {
 	l.liveness.Observe(d, beats)
 }
 
-// seconds observes once a second; those named renew in every fifth.
+// seconds has Liveness observe once a second; the named servers renew their Leases in every fifth of
+// the seconds.
 func (l *leases) seconds(n int, alive ...ServerID) {
 	for i := range n {
 		if i%5 == 4 {
@@ -70,7 +72,8 @@ func TestLiveness(t *testing.T) {
 	l.expect("another Lease of the same name starts anew, and a's is gone")
 }
 
-// TestLivenessForgets: silence does not reach across a time that was not observed.
+// TestLivenessForgets: the time in which a Lease was not renewed does not count across a gap in the
+// observation.
 func TestLivenessForgets(t *testing.T) {
 	l := newLeases(t, "a", "b")
 	l.seconds(14, "a")
@@ -82,16 +85,17 @@ func TestLivenessForgets(t *testing.T) {
 	l.expect("a whole duration, observed anew", "b")
 }
 
-// TestLivenessWithoutPuts: lists are answered but nobody can renew.
+// TestLivenessWithoutPuts: while the API answers lists but nobody can renew a Lease, no server
+// expires, and none directly after the outage either.
 func TestLivenessWithoutPuts(t *testing.T) {
 	for outage := range 120 {
 		l := newLeases(t, "a", "b", "dead")
-		l.seconds(5, "a") // b renewed 5 s ago, as it does
+		l.seconds(5, "a") // b renewed its Lease 5 s ago, as usual
 		for range outage {
 			l.pass(time.Second)
 			l.expect("nobody can renew")
 		}
-		l.pass(time.Second, "a") // the first put; b's follows in its next attempt
+		l.pass(time.Second, "a") // the first renewal; b's follows with its next attempt
 		l.expect("mended")
 		l.seconds(2)
 		l.expect("b is about to renew")
@@ -111,7 +115,7 @@ func TestLivenessWithoutPuts(t *testing.T) {
 	})
 }
 
-// TestLivenessLastServer: the observer's own renewals suffice to expire all others.
+// TestLivenessLastServer: if only the observing server renews its Lease, all others expire.
 func TestLivenessLastServer(t *testing.T) {
 	for _, every := range []int{1, 5, 7} { // up to half of the duration
 		l := newLeases(t, "self", "b", "c")
@@ -130,8 +134,8 @@ func TestLivenessLastServer(t *testing.T) {
 	}
 }
 
-// TestLivenessMixedDurations: a Lease that promises little does not vouch for others'
-// silence, nor does one that promises much.
+// TestLivenessMixedDurations: neither a Lease with a short duration nor one with a long one makes
+// servers expire while no Lease can be renewed.
 func TestLivenessMixedDurations(t *testing.T) {
 	beat := func(server ServerID, renewed string, d time.Duration) Beat {
 		return Beat{Server: server, UID: "uid", Renewed: renewed, Duration: d}
@@ -160,8 +164,9 @@ func TestLivenessMixedDurations(t *testing.T) {
 	}
 }
 
-// TestLivenessLongLast: a Lease that promises much was the only one put before an outage, and is the
-// first after it.
+// TestLivenessLongLast: a Lease with a duration of an hour is the last one that was renewed before
+// an outage, and the first one after it. The other servers, with shorter durations, do not expire
+// for that.
 func TestLivenessLongLast(t *testing.T) {
 	renewed := map[ServerID]string{}
 	durations := map[ServerID]time.Duration{"long": time.Hour, "a": 15 * time.Second, "b": 15 * time.Second, "short": 4 * time.Second}
@@ -186,7 +191,7 @@ func TestLivenessLongLast(t *testing.T) {
 			t.Fatalf("outage %d: expired %v, which could not be renewed", outage, got)
 		}
 	}
-	// One that promises little and died does not keep all others from being judged.
+	// A dead server whose Lease has a short duration expires, and the servers that renew do not.
 	second("a", "b", "short")
 	for passed := 0; len(l.Expired()) == 0; passed++ {
 		if passed > 120 {

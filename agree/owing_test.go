@@ -6,9 +6,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// TestOwing: an aggregated server that holds the permission to write a resource, and whose report of it
-// is lost, is reported as Unknown: nobody agrees without it. No other resource and no
-// other server is held up.
+// TestOwing: an aggregated API server holds the permission to write a resource, and its report of it is
+// lost. It is then reported as Unknown, so that servers do not agree on a version without it. Other
+// resources and other servers are not affected.
 func TestOwing(t *testing.T) {
 	flunders, fischers := schema.GroupResource{Group: "wardle.example.com", Resource: "flunders"}, schema.GroupResource{Group: "wardle.example.com", Resource: "fischers"}
 	participants := NewParticipants([]ServerID{"a", "r1", "r2"}, off("x")).Holds("r1", flunders).Holds("r2", flunders, fischers)
@@ -19,7 +19,7 @@ func TestOwing(t *testing.T) {
 		participants Participants
 		of           schema.GroupResource
 		reports      []Report
-		want         []Report // of Settle, and with own at its end those of Merge
+		want         []Report // what Settle returns; Merge adds the own report
 	}{
 		{"made anew", holding, flunders, nil, []Report{silence("r1")}},
 		{"made anew by another replica", holding, flunders, []Report{report("r2", v1)}, []Report{report("r2", v1), silence("r1")}},

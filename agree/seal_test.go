@@ -2,7 +2,8 @@ package agree
 
 import "testing"
 
-// An encoding is a group/version and the Seal that it is encrypted with; either can be had from it.
+// TestSealed: an encoding is a group/version and the Seal (the key) that it is encrypted with; both
+// can be read from it.
 func TestSealed(t *testing.T) {
 	for _, plain := range []Encoding{"v1", "apps/v1", "networking.k8s.io/v1beta1"} {
 		for _, seal := range []Seal{"", "aescbc:v1:key1:0a", "aesgcm:v1:a+b:0a"} {
@@ -29,8 +30,8 @@ func TestSealed(t *testing.T) {
 	}
 }
 
-// Servers that write one version with different keys do not agree, and a write with a key
-// that is not reported any more is superseded.
+// TestKeysAreEncodings: servers that write one version with different keys do not agree, and a
+// write with a key that its server does not report any more is superseded.
 func TestKeysAreEncodings(t *testing.T) {
 	a, b := Encoding("v1").Sealed("aescbc:v1:a:1"), Encoding("v1").Sealed("aescbc:v1:b:2")
 	decodable := []string{"v1"}
@@ -50,7 +51,8 @@ func TestKeysAreEncodings(t *testing.T) {
 	}
 }
 
-// Servers that do not know yet which key they use do not agree on it, though they say the same.
+// TestUnknownKey: servers that do not know yet which key they encrypt with do not agree, although
+// their reports are equal.
 func TestUnknownKey(t *testing.T) {
 	report := func(seal Seal) []Report {
 		e := Encoding("v1").Sealed(seal)

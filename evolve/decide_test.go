@@ -14,7 +14,7 @@ import (
 
 var now = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 
-// at returns a StorageVersion whose servers report the encodings.
+// at returns a StorageVersion at this epoch in which one server reports each of the encodings.
 func at(epoch int64, encodings ...agree.Encoding) *StorageVersion {
 	sv := &StorageVersion{UID: "sv", History: agree.History{Epoch: epoch, Last: map[agree.Encoding]int64{}}}
 	for i, e := range encodings {
@@ -29,25 +29,25 @@ func state(epoch int64, current agree.Encoding, stored ...agree.Encoding) *State
 	return &State{Of: Ref{UID: "sv", Epoch: epoch}, Stored: stored, Current: current, Heartbeat: now}
 }
 
-// because has a state say why nobody agrees.
+// because returns the state with a reason why servers do not agree.
 func because(s *State, why string) *State {
 	s.Why = why
 	return s
 }
 
-// identified gives a state a uid.
+// identified returns the state with a uid.
 func identified(s *State, uid string) *State {
 	s.UID = uid
 	return s
 }
 
-// custom makes a state one of a custom resource.
+// custom returns the state as that of a custom resource.
 func custom(s *State) *State {
 	s.Custom = true
 	return s
 }
 
-// users is a migration of a user's that was adopted with the state of this uid.
+// users returns a migration of a user that was adopted when the state had this uid.
 func users(phase Phase, state string) Migration {
 	return Migration{Name: "u", Phase: phase, Target: done.Target, State: state, Ended: now.Add(time.Hour)}
 }
@@ -57,7 +57,7 @@ func forged(s *State) *State {
 	return s
 }
 
-// silenced has a StorageVersion say why a server does not report.
+// silenced returns the StorageVersion with a reason why a server does not report.
 func silenced(sv *StorageVersion, why string) *StorageVersion {
 	sv.Silent = why
 	return sv
@@ -71,8 +71,8 @@ var (
 	done    = Migration{Name: "m", Made: true, Attempt: 1, Phase: Succeeded, Target: Target{Ref: Ref{"sv", 3}, Encoding: "batch/v1"}}
 )
 
-// decisions are single ones, each with the sentence that asks for it. Stories of several
-// are in testdata.
+// decisions are single decisions, each with the sentence that demands it. Stories of several
+// decisions are in testdata.
 var decisions = []struct {
 	sentence string
 	o        Observation
@@ -308,8 +308,9 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// TestCounts: objects are counted before a stored set or storedVersions lose an encoding; an
-// encoding that is found is added and migrated, whatever a success or a StorageState says.
+// TestCounts: objects are counted before a stored set or storedVersions lose an encoding. An
+// encoding that is found by the count is added to the stored set and migrated, although a migration
+// has succeeded or the StorageState lacks it.
 func TestCounts(t *testing.T) {
 	target := done.Target
 	crd := func(stored ...agree.Encoding) *CRD {
@@ -386,8 +387,8 @@ func TestRecreate(t *testing.T) {
 	}
 }
 
-// TestDiscovered: where there is no StorageVersion the changes seen are counted, from the
-// time on from which nothing can have been missed.
+// TestDiscovered: for a resource without a StorageVersion, the epoch counts the changes of its
+// storage version that were seen. It begins anew if a change may have been missed.
 func TestDiscovered(t *testing.T) {
 	early, late := now.Add(-time.Hour), now.Add(-9*time.Minute)
 	seen := func(of Ref, heartbeat time.Time) *State {
@@ -414,7 +415,8 @@ func TestDiscovered(t *testing.T) {
 	}
 }
 
-// TestRemaining: clocks that differ shorten or lengthen a wait by no more than a period.
+// TestRemaining: a difference between two clocks makes a wait shorter or longer by one period at
+// most.
 func TestRemaining(t *testing.T) {
 	for ago, want := range map[time.Duration]time.Duration{
 		0: time.Minute, 20 * time.Second: 40 * time.Second, time.Minute: 0, time.Hour: 0,
@@ -467,7 +469,7 @@ func TestServedVersion(t *testing.T) {
 	}
 }
 
-// lately returns a StorageVersion that all agree on, and in which Unknown was reported until an
+// lately returns a StorageVersion in which all servers agree, and Unknown was reported until an
 // earlier epoch.
 func lately(epoch, until int64, e agree.Encoding) *StorageVersion {
 	sv := at(epoch, e)
@@ -475,7 +477,8 @@ func lately(epoch, until int64, e agree.Encoding) *StorageVersion {
 	return sv
 }
 
-// TestSilenced: a silence that is over has a name, which another one does not have.
+// TestSilenced: a time in which a server did not report, and which is over, is named by the
+// StorageVersion's uid and the last epoch of that time, so that a later one has another name.
 func TestSilenced(t *testing.T) {
 	unknown := state(4, "batch/v1", "batch/v1", Unknown)
 	forgotten := at(4, "batch/v1")

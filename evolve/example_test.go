@@ -10,8 +10,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// All servers have agreed on v2 while objects are stored in v1, too: the StorageState gains v2
-// first, and the next look makes a migration.
+// All servers have agreed on v2 while objects are stored in v1, too. The StorageState gains v2
+// first; then Decide returns that a migration is to be made.
 func Example() {
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	sv := &evolve.StorageVersion{

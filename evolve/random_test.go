@@ -18,22 +18,22 @@ var (
 	histories = flag.Int("histories", 1500, "random histories to run")
 )
 
-// steps is how many steps a history has before everything is quiet.
+// steps is the number of random steps of a history; after them nothing changes any more.
 const steps = 250
 
-// history is a random history of one resource: servers, writers, rewriters and triggers,
-// each API call a step. Next to the world it keeps the encodings that are truly stored.
+// history is a random history of one resource with servers, writers, rewriters and triggers, in
+// which each API call is a step. It also has the encodings in which the objects are really stored.
 type history struct {
 	*world
 	rnd       *rand.Rand
 	tamper    tamper
-	objects   [3]agree.Encoding // "" where there is none
+	objects   [3]agree.Encoding // "" for an object that does not exist
 	rewriters map[string]*rewriter
 	triggers  [2]trigger
 	log       []string
 }
 
-// trigger is between two steps of one look.
+// trigger is a trigger in the middle of its work on the resource, between two API calls.
 type trigger struct {
 	stage    int
 	o        Observation
@@ -42,7 +42,7 @@ type trigger struct {
 	todo     []Action
 }
 
-// rewriter rewrites for one migration, as section 3.6 says.
+// rewriter rewrites the objects for one migration, by the rules of section 3.6.
 type rewriter struct {
 	target   Target
 	fence    int
@@ -50,12 +50,12 @@ type rewriter struct {
 	snapshot [3]agree.Encoding
 }
 
-// tamper breaks one rule, to show that the checks can see.
+// tamper breaks one rule, to show that the checks find it.
 type tamper struct {
 	name string
-	// observe changes the Observation before it is decided on.
+	// observe changes the Observation before the trigger decides.
 	observe func(*Observation)
-	// blind writes the state whatever its resourceVersion is.
+	// blind makes the trigger write the state without comparing its resourceVersion.
 	blind bool
 }
 
@@ -107,7 +107,7 @@ func (h *history) changeReports() {
 	h.note("reports %v", reports)
 }
 
-// write lets a server write an object; the fence asks for its report.
+// write lets a server that has a report write an object; the fence refuses all others.
 func (h *history) write() {
 	if h.sv == nil || len(h.sv.value.Reports) == 0 {
 		return
@@ -118,7 +118,7 @@ func (h *history) write() {
 	h.note("%s writes object %d in %s", r.Server, i, r.Encoding)
 }
 
-// look is the next step of a trigger's look.
+// look does the trigger's next API call.
 func (h *history) look(t *trigger) {
 	switch t.stage {
 	case 0:
@@ -156,7 +156,7 @@ func (h *history) look(t *trigger) {
 	t.stage++
 }
 
-// rewrite is the next step of some migration.
+// rewrite does the next step of some migration.
 func (h *history) rewrite() {
 	names := slices.Sorted(maps.Keys(h.migrations))
 	if len(names) == 0 {
@@ -190,7 +190,8 @@ func (h *history) rewrite() {
 	}
 }
 
-// fenced says whether the StorageVersion still agrees on the target that the rewriter works for.
+// fenced says whether the StorageVersion still has the rewriter's target: the servers agree on it
+// at the same uid and epoch.
 func (h *history) fenced(r *rewriter) bool {
 	if h.sv == nil {
 		return false
@@ -216,7 +217,7 @@ func (h *history) rewriteNext(name string, r *rewriter) {
 	r.next++
 }
 
-// check says which invariant of section 3.7 does not hold.
+// check returns an error if an invariant of section 3.7 does not hold.
 func (h *history) check() error {
 	if h.state == nil {
 		return nil
@@ -251,7 +252,7 @@ func (h *history) run() error {
 	return h.settleDown()
 }
 
-// settleDown stops all changes: I7, every resource ends with stored set = [common].
+// settleDown stops all changes and checks I7: every resource ends with stored set = [common].
 func (h *history) settleDown() error {
 	h.report([]agree.Report{{Server: "a", Encoding: "batch/v2"}})
 	h.note("everything is quiet")
@@ -269,8 +270,8 @@ func (h *history) settleDown() error {
 	return fmt.Errorf("I7: does not settle:\n%s", h)
 }
 
-// TestInvariants runs random histories and checks I1, I4 and I7 of section 3.7 after
-// every step against the encodings that are truly stored.
+// TestInvariants runs random histories. After every step it checks I1, I4 and I7 of section 3.7
+// against the encodings in which the objects are really stored.
 func TestInvariants(t *testing.T) {
 	for s := range uint64(*histories) {
 		if *seed != 0 {
@@ -283,8 +284,8 @@ func TestInvariants(t *testing.T) {
 	}
 }
 
-// TestInvariantsSee shows that the check of TestInvariants is not blind: it finds a
-// violation as soon as one rule is dropped.
+// TestInvariantsSee shows that the check of TestInvariants works: it finds a violation if one rule
+// is dropped.
 func TestInvariantsSee(t *testing.T) {
 	tampers := []tamper{
 		{name: "the stored set gains only what is reported now", observe: func(o *Observation) {

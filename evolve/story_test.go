@@ -169,8 +169,9 @@ func TestStoredSet(t *testing.T) {
 	}
 }
 
-// For any reports, migrations and looks of the trigger, in any order, a key is called removable
-// only if nothing may be stored with it: the encodings that may be stored are kept by brute force.
+// TestRemovable: after random reports, migrations and steps of the trigger, a key is called
+// removable only if no object may be stored with it. The test itself keeps all encodings that may
+// be stored.
 func TestRemovable(t *testing.T) {
 	encodings := []agree.Encoding{"v1", "v2"}
 	seals := []agree.Seal{"", "p:v1:a:1", "p:v1:b:2", "p:v1:c:3"}
@@ -188,7 +189,7 @@ func TestRemovable(t *testing.T) {
 			sv.Common, _ = agree.Common(sv.Reports)
 		}
 		report()
-		may := map[agree.Encoding]bool{} // the encodings that objects may be stored in
+		may := map[agree.Encoding]bool{} // all encodings in which objects may be stored
 		for _, e := range agree.Encodings(sv.Reports) {
 			may[e] = true
 		}
@@ -205,7 +206,7 @@ func TestRemovable(t *testing.T) {
 				may[e] = true
 			}
 			if r.IntN(3) == 0 && done == nil {
-				continue // the trigger does not look
+				continue // the trigger is slow
 			}
 			next := nextState(Believed(Observation{State: state, StorageVersion: sv, Migrations: done}))
 			state = &next
@@ -222,8 +223,8 @@ func TestRemovable(t *testing.T) {
 	}
 }
 
-// Nothing is removable while objects may be stored in an encoding that nobody can name, and nothing
-// is said of keys where none was ever used.
+// TestRemovableUnknown: no key is removable while the stored set has Unknown, and keys are not
+// mentioned if none was ever used.
 func TestRemovableUnknown(t *testing.T) {
 	h := agree.History{}.Next([]agree.Report{{Server: "s", Encoding: "v1+p:v1:a:1"}}).Next([]agree.Report{{Server: "s", Encoding: "v1+p:v1:b:2"}})
 	if got := removable(h, []agree.Encoding{Unknown, "v1+p:v1:b:2"}); len(got) > 0 {
@@ -242,8 +243,9 @@ func widgets(i int) schema.GroupResource {
 	return schema.GroupResource{Group: "example.com", Resource: fmt.Sprint("widgets", i)}
 }
 
-// TestHeartbeatsAreSpread: a thousand resources that are all written at once are not
-// refreshed at once, and each once in a period, well within the ten minutes of KEP-2343.
+// TestHeartbeatsAreSpread: the heartbeats of a thousand resources that were written at the same
+// time are spread over the period. Each has one in a period, well within the ten minutes of
+// KEP-2343.
 func TestHeartbeatsAreSpread(t *testing.T) {
 	const resources, periods = 1000, 12
 	last := make([]time.Time, resources)
@@ -262,7 +264,7 @@ func TestHeartbeatsAreSpread(t *testing.T) {
 			if beats[i] > 0 && clock.Sub(last[i]) > HeartbeatPeriod+2*time.Second {
 				t.Fatalf("%s is %s old", widgets(i), clock.Sub(last[i]))
 			}
-			last[i] = clock.Truncate(time.Second) // as it is read back
+			last[i] = clock.Truncate(time.Second) // the API keeps whole seconds
 			beats[i]++
 			together++
 		}

@@ -21,7 +21,7 @@ type object[T any] struct {
 	rev   int
 }
 
-// world is the API objects of one resource, as a server would keep them.
+// world has the API objects of one resource, as an API server would keep them.
 type world struct {
 	gr         schema.GroupResource
 	now        time.Time
@@ -49,7 +49,7 @@ func (w *world) next() int {
 	return w.rev
 }
 
-// report sets the reports, as servers do: the strategy computes the history.
+// report sets the reports and computes the history, as the strategy of StorageVersions does.
 func (w *world) report(reports []agree.Report) {
 	if w.sv == nil {
 		if len(reports) == 0 {
@@ -100,7 +100,8 @@ func (w *world) observeRest(o *Observation) map[string]int {
 	return revs
 }
 
-// write is one write as the API takes it: conditional on the revision that was read.
+// apply does one write as the API does: it fails if the object is not at the revision that was
+// read.
 func (w *world) apply(a Action, stateRev int, revs map[string]int) error {
 	switch a := a.(type) {
 	case WriteState:
@@ -172,7 +173,7 @@ func (w *world) prune(a Prune) {
 	w.crd = &object[CRD]{value: crd, rev: w.next()}
 }
 
-// look is one look of a trigger that nobody disturbs.
+// look reads the objects, decides and applies all actions, as a trigger does that runs alone.
 func (w *world) look() []Action {
 	var o Observation
 	stateRev := w.observeState(&o)
@@ -190,7 +191,7 @@ func (w *world) look() []Action {
 	return actions
 }
 
-// settle looks until there is nothing more to do and prints what was done.
+// settle calls look until there is nothing more to do, and returns what was done.
 func (w *world) settle() string {
 	var b strings.Builder
 	for range 20 {
