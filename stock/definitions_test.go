@@ -27,7 +27,7 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// definedIn is a cluster that knows definitions.
+// definedIn returns a builder of a client whose API has CustomResourceDefinitions.
 func definedIn(t *testing.T) *fake.ClientBuilder {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -35,7 +35,7 @@ func definedIn(t *testing.T) *fake.ClientBuilder {
 	return fake.NewClientBuilder().WithScheme(scheme)
 }
 
-// widgetDefinition has v1 and v2, and stores one of them.
+// widgetDefinition returns a CRD with v1 and v2 that stores one of them.
 func widgetDefinition(uid types.UID, generation int64, storage string, storedVersions ...string) *apiextensionsv1.CustomResourceDefinition {
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com", UID: uid, Generation: generation}}
 	crd.Spec.Group, crd.Spec.Names.Plural = "example.com", "widgets"
@@ -68,7 +68,7 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-// TestDefinitionNotServed: a definition that is not established serves nothing, whatever its versions say.
+// TestDefinitionNotServed: a version that is served in the spec is not served while the definition is not established.
 func TestDefinitionNotServed(t *testing.T) {
 	for name, test := range map[string]struct{ served, established, want bool }{
 		"served":                          {true, true, false},
@@ -83,7 +83,7 @@ func TestDefinitionNotServed(t *testing.T) {
 	}
 }
 
-// storing stores a version that it may or may not serve.
+// storing returns a CRD that stores a version, which it serves or not.
 func storing(version string, served, established bool) *apiextensionsv1.CustomResourceDefinition {
 	crd := widgetDefinition("a", 2, version, "v1", version)
 	for i := range crd.Spec.Versions {
@@ -95,9 +95,8 @@ func storing(version string, served, established bool) *apiextensionsv1.CustomRe
 	return crd
 }
 
-// TestDefinitionsListedAnew: an API server that restarts cannot go on with a watch, so that the
-// definitions are listed anew, and changes in between are not told one by one. No version that
-// was stored meanwhile is missed.
+// TestDefinitionsListedAnew: after an API server was restarted, a watch may have to begin with a new list of
+// definitions, so that changes in between have no events. No version that was stored in between is missed.
 func TestDefinitionsListedAnew(t *testing.T) {
 	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
 	c := interceptor.NewClient(definedIn(t).WithObjects(widgetDefinition("a", 1, "v1", "v1")).Build(), interceptor.Funcs{
@@ -120,7 +119,7 @@ func TestDefinitionsListedAnew(t *testing.T) {
 		t.Helper()
 		was := &apiextensionsv1.CustomResourceDefinition{}
 		must(t, c.Get(t.Context(), client.ObjectKeyFromObject(crd), was))
-		was.Status = crd.Status // first: an API server does both at once
+		was.Status = crd.Status // an API server changes both at once
 		must(t, c.Status().Update(t.Context(), was))
 		crd.ResourceVersion = was.ResourceVersion
 		must(t, c.Update(t.Context(), crd))
@@ -135,7 +134,7 @@ func TestDefinitionsListedAnew(t *testing.T) {
 	said("made anew", func(said []agree.Encoding) bool { return slices.Equal(said, []agree.Encoding{v2}) })
 }
 
-// TestDefinitionsInPages: no more definitions have their schemas in memory than one page has, also while all are listed.
+// TestDefinitionsInPages: only the definitions of one page are in memory with their schemas, also while all are listed.
 func TestDefinitionsInPages(t *testing.T) {
 	const all = 25
 	var listed []*apiextensionsv1.CustomResourceDefinition
@@ -176,13 +175,13 @@ func TestDefinitionsInPages(t *testing.T) {
 	}
 }
 
-// TestDefinitionChanges: nobody is told of changes by which nobody goes. Each change that is told has all
-// kube-apiservers asked about everything.
+// TestDefinitionChanges: only changes of a definition that matter are told, since each of them leads to requests to all
+// kube-apiservers about everything.
 func TestDefinitionChanges(t *testing.T) {
 	watching := make(chan struct{})
 	c := interceptor.NewClient(definedIn(t).WithObjects(widgetDefinition("a", 1, "v1", "v1")).Build(), interceptor.Funcs{
 		Watch: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) (watch.Interface, error) {
-			defer close(watching) // the fake tells no changes from before
+			defer close(watching) // the fake client does not send earlier changes
 			return c.Watch(ctx, list, options...)
 		},
 	})
@@ -203,7 +202,7 @@ func TestDefinitionChanges(t *testing.T) {
 		t.Fatalf("at first: %s, %s", first, second)
 	}
 	<-watching
-	pending := "" // the next change comes after what is told of this one
+	pending := "" // the last change; the event of the next one comes after its events
 	for _, tc := range []struct {
 		name   string
 		change func(*apiextensionsv1.CustomResourceDefinition)
@@ -257,8 +256,8 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// TestDefinitionRead: a definition that the trigger reads, before it prunes, counts in the next
-// observation, also if the watch has not told of it yet, and tells of it later.
+// TestDefinitionRead: the definition that the trigger reads before it prunes counts in the next observation, before its
+// watch event comes and after it.
 func TestDefinitionRead(t *testing.T) {
 	c := definedIn(t).WithObjects(widgetDefinition("a", 3, "v1", "v1", "v2")).Build()
 	o := &observer{definitions: newDefinitions()}
@@ -277,8 +276,8 @@ func TestDefinitionRead(t *testing.T) {
 	}
 }
 
-// TestDefinitionGoneMeanwhile: a definition that is deleted, or made anew, while replicas are asked is not mixed up
-// with the earlier one; an old state of it that is read late does not bring it back.
+// TestDefinitionGoneMeanwhile: a definition that is deleted, or made again, while kube-apiservers are asked is not mixed
+// up with the earlier one; an old state of it that is read late does not bring it back.
 func TestDefinitionGoneMeanwhile(t *testing.T) {
 	revised := func(revision string, crd *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.CustomResourceDefinition {
 		crd.ResourceVersion = revision

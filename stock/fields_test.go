@@ -22,7 +22,7 @@ import (
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 )
 
-// fieldsWorld is a cluster with widgets of which v1 is not served any more.
+// fieldsWorld is a cluster with widgets, of which v1 is not served any more.
 type fieldsWorld struct {
 	*widgetServers
 	fields *fields
@@ -53,7 +53,7 @@ func newFieldsWorld(t *testing.T, objects int) *fieldsWorld {
 	return w
 }
 
-// old are the numbers of the objects that have an entry of v1.
+// old returns the numbers of the objects with an entry of v1 in managedFields.
 func (w *fieldsWorld) old() (old []int) {
 	for i, o := range w.objects {
 		if slices.ContainsFunc(o.fields, func(e metav1.ManagedFieldsEntry) bool { return e.APIVersion == "example.com/v1" }) {
@@ -63,7 +63,7 @@ func (w *fieldsWorld) old() (old []int) {
 	return old
 }
 
-// events are the notes of the events about the definition.
+// events returns the messages of the Events about the definition.
 func (w *fieldsWorld) events() (notes []string) {
 	w.t.Helper()
 	list := &corev1.EventList{}
@@ -77,7 +77,7 @@ func (w *fieldsWorld) events() (notes []string) {
 	return notes
 }
 
-// done says whether the StorageState says that all were looked through.
+// done says whether the StorageState says that all objects were looked through.
 func (w *fieldsWorld) done() bool {
 	w.t.Helper()
 	state := &migrationv1alpha1.StorageState{}
@@ -85,8 +85,8 @@ func (w *fieldsWorld) done() bool {
 	return state.Annotations[fieldsAnnotation] == "v2"
 }
 
-// Objects that cannot be written are told in an event, keep no other, and are tried again with
-// growing pauses, in which nothing is asked.
+// TestFieldsOfBadObjects: objects that cannot be written are told in an Event and do not keep others from
+// being cleaned. They are tried again after longer and longer pauses, without any request in between.
 func TestFieldsOfBadObjects(t *testing.T) {
 	const objects, bad = 20, 7
 	w := newFieldsWorld(t, objects)
@@ -107,7 +107,7 @@ func TestFieldsOfBadObjects(t *testing.T) {
 	if w.patches != objects || int(w.turns.Load()) != objects {
 		t.Errorf("%d patches in %d turns", w.patches, w.turns.Load())
 	}
-	// Looks are every ten seconds: of an hour of them, a few ask.
+	// There is a look every ten seconds; in an hour, only a few of them send requests.
 	before := w.lists
 	for range 360 {
 		w.clock.Step(fieldsPeriod)
@@ -130,7 +130,8 @@ func TestFieldsOfBadObjects(t *testing.T) {
 	}
 }
 
-// Where the stored version is not served nothing is written in another one, and an event says what to do.
+// TestFieldsNotServed: if the stored version is not served, no object is written in another one, and an
+// Event says what to do.
 func TestFieldsNotServed(t *testing.T) {
 	w := newFieldsWorld(t, 5)
 	crd := w.fields.definitions.of(widgets).DeepCopy()
@@ -142,7 +143,7 @@ func TestFieldsNotServed(t *testing.T) {
 	}
 }
 
-// A list whose token becomes too old goes on, or begins again.
+// TestFieldsExpired: a list whose continue token has expired goes on with a new token, or begins again.
 func TestFieldsExpired(t *testing.T) {
 	for _, goOn := range []string{"", fmt.Sprint(migrateapi.FirstPage, "-fresh")} {
 		w := newFieldsWorld(t, pageSize+10)
@@ -160,7 +161,8 @@ func TestFieldsExpired(t *testing.T) {
 	}
 }
 
-// A resource that is served in other versions since it failed is tried at once.
+// TestFieldsFailure: if a resource is served in other versions than when it failed, it is tried again at
+// once.
 func TestFieldsFailure(t *testing.T) {
 	f := fieldsFailure{}.next("v2", now)
 	if !f.waits("v2", now) || f.waits("v3", now) || f.waits("v2", f.again) {

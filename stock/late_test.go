@@ -18,7 +18,7 @@ import (
 	"github.com/concord-dev/concord/migrate/claim"
 )
 
-// newLateWorld has n objects, which are stored in v2, and a definition that stores v1.
+// newLateWorld returns a world with n objects stored in v2, and a definition that stores v1.
 func newLateWorld(t *testing.T, n int) (*ownWorld, *widgetServers) {
 	t.Helper()
 	w, s := newOwnWorld(t), startWidgets(t, n, "v1")
@@ -37,8 +37,9 @@ func newLateWorld(t *testing.T, n int) (*ownWorld, *widgetServers) {
 	return w, s
 }
 
-// A create that was given up, and that etcd does much later, is stored in the version of then. If it comes
-// between the proof and the pruning, nothing is pruned before everything is migrated and proven anew.
+// TestLateCreate: the request of a create has ended, and etcd does the create much later, in the former version.
+// If that is between the proof and the pruning, nothing is pruned before everything is migrated and proven once
+// more.
 func TestLateCreate(t *testing.T) {
 	w, s := newLateWorld(t, 3)
 	w.config.Settings.PruneAfter = time.Minute
@@ -50,7 +51,7 @@ func TestLateCreate(t *testing.T) {
 	if got := w.step(); got.Done || !strings.Contains(got.Why, "default/w00003") {
 		t.Errorf("when it is time to prune: %+v", got)
 	}
-	s.create("v2") // the last look had none of it
+	s.create("v2") // comes after the last look
 	w.pass(10 * time.Second)
 	if got := w.step(); got.Done || !strings.Contains(got.Why, "kept for a while") {
 		t.Errorf("proven anew: %+v", got)
@@ -65,8 +66,9 @@ func TestLateCreate(t *testing.T) {
 	}
 }
 
-// Such a create may also come while objects are written anew, of which the list knows nothing. The writes of
-// the migration are not patched once more for that, unless another process began it.
+// TestLateCreateWhileMigrating: such a create may also come while objects are rewritten, after their list. The
+// objects that the migration wrote itself are not patched again to find it, unless another process began the
+// migration.
 func TestLateCreateWhileMigrating(t *testing.T) {
 	const objects = sampleSize + 50
 	for _, tc := range []struct {
@@ -105,8 +107,8 @@ func TestLateCreateWhileMigrating(t *testing.T) {
 	}
 }
 
-// Where admission changes objects at every write, an operator proves that once, says what to do, and leaves the
-// objects alone for as long as it may.
+// TestOwnChangedByAdmission: if admission changes objects at every write, an operator finds that out once, says
+// what to do, and leaves the objects alone for the longest pause.
 func TestOwnChangedByAdmission(t *testing.T) {
 	w, s := newLateWorld(t, 3)
 	s.patched = func(i int) error {
@@ -138,7 +140,7 @@ func TestOwnChangedByAdmission(t *testing.T) {
 	}
 }
 
-// Where admission changes every object at each write, and lets it grow, a proof ends after a few of them.
+// TestProofEndsUnsteady: if admission changes every object at each write, a proof ends after a few of them.
 func TestProofEndsUnsteady(t *testing.T) {
 	const objects = 400
 	w, s := newLateWorld(t, objects)
@@ -152,12 +154,12 @@ func TestProofEndsUnsteady(t *testing.T) {
 	}
 }
 
-// A definition that is written while a last look is made, as by a program that writes annotations all the time, is
-// pruned as it is then; not if it is not to be any more.
+// TestOwnChangesInLastLook: a definition that is changed during the last look, for example by a program that
+// writes annotations all the time, is pruned as it is then, or not pruned if that is not allowed any more.
 func TestOwnChangesInLastLook(t *testing.T) {
 	for name, tc := range map[string]struct {
 		then *apiextensionsv1.CustomResourceDefinition
-		why  string // contains it; "": done
+		why  string // the reason contains it; "" if it is pruned
 	}{
 		"an annotation":          {annotated(widgetDefinition("a", 2, "v1", "v2", "v1"), "example.com/seen", "1"), ""},
 		"its schema":             {widgetDefinition("a", 3, "v1", "v2", "v1"), ""},
@@ -193,8 +195,8 @@ func annotated(crd *apiextensionsv1.CustomResourceDefinition, annotation, value 
 	return crd
 }
 
-// A version that was found in stored objects stands in the StorageVersion as reported, and as followed by the one
-// that all store.
+// TestFound: a version that was found in stored objects is put into the history of the StorageVersion, followed by
+// the version that all kube-apiservers store.
 func TestFound(t *testing.T) {
 	o := newTestObserver(t, widgetDefinition("a", 2, "v2", "v1", "v2"))
 	o.observing(widgets, "Widget", "example.com/v2", 0)

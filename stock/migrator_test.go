@@ -9,7 +9,8 @@ import (
 	"github.com/concord-dev/concord/migrate/claim"
 )
 
-// TestProvingIsTold: the progress of the proof has the numbers of the whole rewrite, and the last position.
+// TestProvingIsTold: the progress during the proof has the numbers of the whole rewrite and its last
+// position.
 func TestProvingIsTold(t *testing.T) {
 	got := proving(claim.Progress{Total: 9, Done: 9}, claim.Progress{Total: 9, Done: 5, Checkpoint: claim.Checkpoint{Position: "here"}})
 	if !got.Proving || got.Done != 9 || got.Checkpoint.Position != "here" {
@@ -17,7 +18,8 @@ func TestProvingIsTold(t *testing.T) {
 	}
 }
 
-// TestGivesWay: a migration's own word goes before the controllers' flag, and 0 is full speed.
+// TestGivesWay: the latency in a migration's spec comes before the controllers' flag, and 0 means full
+// speed.
 func TestGivesWay(t *testing.T) {
 	none, five, ten := time.Duration(0), 5*time.Millisecond, 10*time.Millisecond
 	for name, test := range map[string]struct {
@@ -41,7 +43,7 @@ func TestGivesWay(t *testing.T) {
 	}
 }
 
-// TestJobOf: objects are patched in the version that is stored, also where it is not served.
+// TestJobOf: objects are patched in the stored version, also if it is not served.
 func TestJobOf(t *testing.T) {
 	for _, served := range []bool{true, false} {
 		crd := widgetDefinition("a", 2, "v2", "v1", "v2")

@@ -9,7 +9,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Migrations of 1.34 have conditions of another form: they are left alone.
+// TestMirroredVersions: migrations in v1alpha1 (Kubernetes 1.34) have conditions of another form
+// and are left alone.
 func TestMirroredVersions(t *testing.T) {
 	for version, want := range map[string]error{"": errNotServed, "v1alpha1": errAlpha, "v1beta1": nil, "v1": nil} {
 		kube := fake.NewClientset()

@@ -34,7 +34,7 @@ import (
 	"github.com/concord-dev/concord/stock/replicas"
 )
 
-// newTestObserver knows these definitions.
+// newTestObserver returns an observer that has these definitions.
 func newTestObserver(t *testing.T, crds ...*apiextensionsv1.CustomResourceDefinition) *observer {
 	t.Helper()
 	o := &observer{
@@ -49,7 +49,7 @@ func newTestObserver(t *testing.T, crds ...*apiextensionsv1.CustomResourceDefini
 	return o
 }
 
-// observing has one replica show a resource that is stored so; "" shows none.
+// observing runs a round in which one kube-apiserver shows a resource stored in this version; "" shows none.
 func (o *observer) observing(gr schema.GroupResource, kind, gv string, age time.Duration) {
 	p := observed.Process{Lease: "a", Holder: "1"}
 	answer := observed.Answer{Release: "1.37", Shown: map[schema.GroupResource]observed.Shown{}}
@@ -64,8 +64,8 @@ func (o *observer) observing(gr schema.GroupResource, kind, gv string, age time.
 	o.observe(r)
 }
 
-// TestTold: the StorageVersion that controllers get of a resource has its history as it is now. Of a custom resource
-// it also names the definition.
+// TestTold: the StorageVersion that controllers get for a resource has the newest history. For a custom resource it also
+// names the definition.
 func TestTold(t *testing.T) {
 	o := newTestObserver(t, widgetDefinition("a", 1, "v1", "v1"))
 	for i, gv := range []string{"example.com/v1", "example.com/v2"} {
@@ -91,8 +91,8 @@ func TestTold(t *testing.T) {
 	}
 }
 
-// TestForgottenKind: a custom resource that is gone is not served any more, as a user's migration of
-// it is told; the kind of another one is kept, for its StorageState.
+// TestForgottenKind: the kind of a custom resource is forgotten with the resource, so that a user's migration of it is told
+// that it is not served. The kind of a built-in resource is kept, for its StorageState.
 func TestForgottenKind(t *testing.T) {
 	o := newTestObserver(t, widgetDefinition("a", 1, "v1", "v1"))
 	jobs := schema.GroupResource{Group: "batch", Resource: "cronjobs"}
@@ -108,8 +108,8 @@ func TestForgottenKind(t *testing.T) {
 	}
 }
 
-// TestNobodyAnswers: as long as a replica does not answer, a resource that none has shown is not taken for gone: its
-// StorageState, which is from before the start, would get Unknown, and everything would be migrated.
+// TestNobodyAnswers: while a kube-apiserver does not answer, a resource that none has shown does not count as gone.
+// Otherwise, its StorageState from before the start would get Unknown, and everything would be migrated.
 func TestNobodyAnswers(t *testing.T) {
 	o := newTestObserver(t)
 	is := func(when, want string) {
@@ -128,8 +128,8 @@ func TestNobodyAnswers(t *testing.T) {
 	is("when all answered", "")
 }
 
-// TestPolicyRemembers: the storedVersions of a definition that was made anew, or whose StorageState was
-// deleted, are not believed: the one before may have been deleted without its objects.
+// TestPolicyRemembers: the storedVersions of a definition are not believed if it was made again, or its StorageState was
+// deleted: the former definition may have been deleted without its objects.
 func TestPolicyRemembers(t *testing.T) {
 	crd := widgetDefinition("a", 1, "v1", "v1")
 	defined := &evolve.CRD{Name: crd.Name, StoredVersions: []agree.Encoding{"example.com/v1"}}
@@ -149,8 +149,8 @@ func TestPolicyRemembers(t *testing.T) {
 	}
 }
 
-// TestSilentReplica: while a full round waits for a replica that hangs, rounds for single resources
-// do not, and nothing is agreed on; when it answers, it is asked for its answer once more.
+// TestSilentReplica: while a full round waits for a kube-apiserver that hangs, rounds for single resources do not wait, and
+// nothing is agreed on. When it answers, it is asked once more.
 func TestSilentReplica(t *testing.T) {
 	hung, goOn := make(chan struct{}, 1), make(chan struct{})
 	var broken atomic.Bool
@@ -210,8 +210,8 @@ func TestSilentReplica(t *testing.T) {
 	}
 }
 
-// TestSharedRounds: looks that wait while kube-apiservers are asked have them asked once more, all of them together:
-// answers of the round under way may be older than the change that a look is for. A caller that gives up does not
+// TestSharedRounds: callers that come while kube-apiservers are being asked wait for another round, which they share, since
+// the answers of the present round may be older than the change for which they ask. A caller whose context ends does not
 // fail the others.
 func TestSharedRounds(t *testing.T) {
 	const looks = 20
@@ -266,8 +266,8 @@ func TestSharedRounds(t *testing.T) {
 	}
 }
 
-// startDiscovery has a replica that shows widgets, of which there are none, and returns its address. before is called before
-// it tells its version; false: it has answered already.
+// startDiscovery starts a kube-apiserver that shows widgets, of which there are none, and returns its address. before is
+// called before it answers for its version; if it returns false, it has answered itself.
 func startDiscovery(t *testing.T, before func(http.ResponseWriter) bool, down ...schema.GroupVersion) (address string) {
 	t.Helper()
 	group := metav1.APIGroup{Name: widgets.Group, Versions: []metav1.GroupVersionForDiscovery{{GroupVersion: "example.com/v1", Version: "v1"}}}
@@ -301,8 +301,8 @@ func startDiscovery(t *testing.T, before func(http.ResponseWriter) bool, down ..
 	return strings.TrimPrefix(server.URL, "https://")
 }
 
-// TestBuiltInAnew: the log says why all built-in resources begin anew, as after a kube-apiserver that came and went; then
-// what somebody changed or asks for is migrated before them.
+// TestBuiltInAnew: the log says why all built-in resources begin anew, for example after a kube-apiserver came and went.
+// What users changed or asked for is then migrated first.
 func TestBuiltInAnew(t *testing.T) {
 	o := newTestObserver(t, widgetDefinition("a", 1, "v1", "v1"))
 	var log strings.Builder

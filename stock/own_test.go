@@ -29,7 +29,7 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// ownWorld is an operator with one kube-apiserver, which stores widgets in v1 and has none.
+// ownWorld is an operator with one kube-apiserver, which stores widgets in v1; there are no widgets.
 type ownWorld struct {
 	*Own
 	t     *testing.T
@@ -40,7 +40,7 @@ func newOwnWorld(t *testing.T) *ownWorld {
 	return newAnsweringWorld(t, func(*testclock.FakeClock) {})
 }
 
-// newAnsweringWorld has answering called before the kube-apiserver answers, which it does not for those that are down.
+// newAnsweringWorld calls answering before the kube-apiserver answers. It does not answer for the versions in down.
 func newAnsweringWorld(t *testing.T, answering func(*testclock.FakeClock), down ...schema.GroupVersion) *ownWorld {
 	t.Helper()
 	c := testclock.NewFakeClock(now)
@@ -59,7 +59,7 @@ func newAnsweringWorld(t *testing.T, answering func(*testclock.FakeClock), down 
 	return &ownWorld{Own: own, t: t, clock: c}
 }
 
-// is has the definition be so.
+// is creates or updates the definition.
 func (w *ownWorld) is(crd *apiextensionsv1.CustomResourceDefinition) {
 	w.t.Helper()
 	was, status := &apiextensionsv1.CustomResourceDefinition{}, crd.Status
@@ -73,7 +73,7 @@ func (w *ownWorld) is(crd *apiextensionsv1.CustomResourceDefinition) {
 	must(w.t, w.objects.Status().Update(w.t.Context(), crd))
 }
 
-// step has the operator look until it waits for something.
+// step runs steps of the operator until it has to wait for something.
 func (w *ownWorld) step() Standing {
 	w.t.Helper()
 	for {
@@ -84,7 +84,7 @@ func (w *ownWorld) step() Standing {
 	}
 }
 
-// pass has time pass in which the kube-apiserver is asked, as Watch does.
+// pass lets time pass, in which the kube-apiserver is asked as by Watch.
 func (w *ownWorld) pass(d time.Duration) {
 	w.t.Helper()
 	for ; d > 0; d -= w.config.Poll {
@@ -93,8 +93,8 @@ func (w *ownWorld) pass(d time.Duration) {
 	}
 }
 
-// TestOwnFlipped: an operator asks nothing while a definition is done. One that was flipped there and
-// back meanwhile, while others were migrated, settles anew before its objects are migrated.
+// TestOwnFlipped: an operator asks nothing while a definition is done. A definition that was changed and changed back
+// meanwhile has to settle again before its objects are migrated.
 func TestOwnFlipped(t *testing.T) {
 	w := newOwnWorld(t)
 	for i, crd := range []*apiextensionsv1.CustomResourceDefinition{widgetDefinition("a", 2, "v1", "v2", "v1"), widgetDefinition("a", 4, "v1", "v1", "v2")} {
@@ -114,8 +114,8 @@ func TestOwnFlipped(t *testing.T) {
 	}
 }
 
-// TestOwnAbsent: a definition that does not exist is reported as such, and no kube-apiserver is asked about it. It
-// may be created later.
+// TestOwnAbsent: the operator says that a definition does not exist, and does not ask kube-apiservers about it. The
+// definition may be created later.
 func TestOwnAbsent(t *testing.T) {
 	w := newOwnWorld(t)
 	if s := w.step(); s.Done || s.Again != 0 || s.Why != "there is no CustomResourceDefinition of this name" || len(w.unfinished) > 0 {
@@ -127,8 +127,8 @@ func TestOwnAbsent(t *testing.T) {
 	}
 }
 
-// TestOwnNotServed: an operator whose definition does not serve the version that it stores says so, migrates
-// nothing, and prunes nothing.
+// TestOwnNotServed: if a definition does not serve the version that it stores, the operator says so, migrates nothing
+// and prunes nothing.
 func TestOwnNotServed(t *testing.T) {
 	w := newOwnWorld(t)
 	w.is(storing("v2", false, true))
@@ -146,14 +146,14 @@ func TestOwnNotServed(t *testing.T) {
 	}
 }
 
-// TestOwnWatches: a definition whose schema changes more often than the operator looks settles, and is done: each
-// of its states is seen, so that none is taken for a flip.
+// TestOwnWatches: a definition whose schema changes more often than the operator looks settles, and is done: the watch
+// shows each of its states, so that the changes are not taken for a change of the storage version.
 func TestOwnWatches(t *testing.T) {
 	w := newOwnWorld(t)
 	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
 	go w.Watch(t.Context(), []string{"widgets.example.com"})
 	generation := int64(2)
-	changes := func(versions ...string) { // the last ones that it says to store, in this order
+	changes := func(versions ...string) { // the next storage versions of the definition, in order
 		for _, v := range versions {
 			generation++
 			w.is(widgetDefinition("a", generation, v, "v2", "v1"))
@@ -163,7 +163,7 @@ func TestOwnWatches(t *testing.T) {
 			return d != nil && d.Generation == generation, nil
 		}))
 	}
-	changes() // it watches
+	changes() // returns when the watch has the definition
 	w.step()
 	for range 3 {
 		w.clock.Step(20 * time.Second)
@@ -179,8 +179,8 @@ func TestOwnWatches(t *testing.T) {
 	}
 }
 
-// TestOwnGap: a version that was settling when kube-apiservers could not be asked any more settles anew. They are
-// also asked while a step takes long, or pauses.
+// TestOwnGap: a version has to settle again if kube-apiservers could not be asked while it settled. They are also
+// asked during a long step, or a pause between steps.
 func TestOwnGap(t *testing.T) {
 	for name, down := range map[string]bool{"nobody is asked": true, "all are asked": false} {
 		t.Run(name, func(t *testing.T) {
@@ -205,8 +205,8 @@ func TestOwnGap(t *testing.T) {
 	}
 }
 
-// TestOwnAsksAboutMany: however many definitions an operator has, no time that counts as a gap lies between two
-// rounds, though kube-apiservers take their time to answer.
+// TestOwnAsksAboutMany: however many definitions an operator has, and however slowly kube-apiservers answer, the time
+// between two rounds does not count as a gap.
 func TestOwnAsksAboutMany(t *testing.T) {
 	var slow atomic.Bool
 	w := newAnsweringWorld(t, func(c *testclock.FakeClock) {
@@ -227,8 +227,8 @@ func TestOwnAsksAboutMany(t *testing.T) {
 	}
 }
 
-// TestOwnOtherGroup: where the discovery of one group of an operator does not answer, or of a version that another
-// program serves in the same group, all other definitions are done. A definition waits for its own versions.
+// TestOwnOtherGroup: if the discovery of another group does not answer, or that of a version that another program
+// serves in the same group, definitions can be done. A definition waits only for its own versions.
 func TestOwnOtherGroup(t *testing.T) {
 	for name, tc := range map[string]struct {
 		down schema.GroupVersion
@@ -251,12 +251,12 @@ func TestOwnOtherGroup(t *testing.T) {
 	}
 }
 
-// TestOwnChangesInMigration: a change of the definition while its objects are migrated has them migrated once
-// more only if another version may have been stored meanwhile, or it is another definition.
+// TestOwnChangesInMigration: if the definition is changed while its objects are migrated, they are migrated once more
+// only if another version may have been stored meanwhile, or if it is another definition.
 func TestOwnChangesInMigration(t *testing.T) {
 	for name, tc := range map[string]struct {
 		then *apiextensionsv1.CustomResourceDefinition
-		why  string // begins so; "": done
+		why  string // the reason begins with it; "" if it is done
 	}{
 		"nothing":                       {widgetDefinition("a", 2, "v1", "v2", "v1"), ""},
 		"its schema":                    {widgetDefinition("a", 3, "v1", "v2", "v1"), ""},
@@ -284,8 +284,8 @@ func TestOwnChangesInMigration(t *testing.T) {
 	}
 }
 
-// TestOwnSlowAnswer: a version settles since the kube-apiserver has answered, not since it was asked: until then
-// a request may have begun that writes another one.
+// TestOwnSlowAnswer: the time to settle begins when the kube-apiserver has answered, not when it was asked: until
+// then, a request may have begun that writes another version.
 func TestOwnSlowAnswer(t *testing.T) {
 	var slow atomic.Bool
 	slow.Store(true)
@@ -306,8 +306,8 @@ func TestOwnSlowAnswer(t *testing.T) {
 	}
 }
 
-// TestOwnFails: a step that fails, such as a migration in which an object cannot be written, says why and is made
-// again after growing pauses. Only a change that the step depends on ends the pause.
+// TestOwnFails: a step that fails, such as a migration in which an object cannot be written, says why and is repeated
+// after longer and longer pauses. Only a change on which the step depends ends a pause.
 func TestOwnFails(t *testing.T) {
 	w := newOwnWorld(t)
 	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
@@ -349,12 +349,12 @@ func TestOwnFails(t *testing.T) {
 	}
 }
 
-// TestOwnElsewhere: a definition that concord controllers migrate is left to them, as long as they are
-// there; who may not know it migrates.
+// TestOwnElsewhere: a definition that concord controllers migrate is left to them as long as they run. An operator
+// that may not read the StorageState migrates it itself.
 func TestOwnElsewhere(t *testing.T) {
 	const ours, none = "6923b1c0-observed-1.37", ""
 	for name, test := range map[string]struct {
-		age       time.Duration // of the heartbeat
+		age       time.Duration // age of the heartbeat
 		uid       string
 		forbidden bool
 		left      bool

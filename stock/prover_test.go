@@ -22,7 +22,7 @@ func TestProve(t *testing.T) {
 		name     string
 		all      bool
 		objects  int
-		old      int // the object of this number is left over
+		old      int // the number of the object that is not migrated
 		versions []string
 		checked  int
 		holds    bool
@@ -48,7 +48,7 @@ func TestProve(t *testing.T) {
 	}
 }
 
-// A list whose token becomes too old goes on, or begins again, and comes to an end.
+// TestProveExpired: a list whose continue token has expired goes on with a new token, or begins again, and ends.
 func TestProveExpired(t *testing.T) {
 	const objects = sampleSize + 10
 	for _, tc := range []struct {
@@ -90,7 +90,7 @@ func TestProveExpired(t *testing.T) {
 	}
 }
 
-// The bound per second is one of patches: as many for each object as there are replicas.
+// TestProveTakesTurns: the limit per second is for patches; each object takes one for each kube-apiserver.
 func TestProveTakesTurns(t *testing.T) {
 	s := startWidgets(t, 20, "v2", "v2", "v2")
 	var turns, done atomic.Int64
@@ -103,7 +103,7 @@ func TestProveTakesTurns(t *testing.T) {
 	}
 }
 
-// The proof lists and patches in the stored version alone, also where a list in it fails at first.
+// TestProveAsStored: the proof lists and patches in the stored version only, also if a list in it fails at first.
 func TestProveAsStored(t *testing.T) {
 	s := startWidgets(t, 20, "v2", "v2")
 	busy := 2
@@ -119,8 +119,8 @@ func TestProveAsStored(t *testing.T) {
 	}
 }
 
-// An object that was written later is found, also where the sample does not have it; the last look leaves
-// all others alone, and has every replica patch the first of those that were written later.
+// TestProveLater: an object that was written after the rewrite is found, also if it is not in the sample. The last
+// look patches only such objects, and the first of them through every kube-apiserver.
 func TestProveLater(t *testing.T) {
 	const objects = sampleSize + 501
 	for _, tc := range []struct {
@@ -154,8 +154,9 @@ func TestProveLater(t *testing.T) {
 	}
 }
 
-// A replica whose handler does not know the version, or its status, yet writes what it did before: its 404 does
-// not say that an object is gone. One that says so does not keep the others from being asked.
+// TestProveNotServed: a kube-apiserver that does not serve the version, or its status, yet may still write the old
+// version. So its 404 does not mean that an object is deleted. A 404 that names the object does not keep the others
+// from being asked.
 func TestProveNotServed(t *testing.T) {
 	missing := func(s *widgetServers, w http.ResponseWriter, r *http.Request) {
 		s.reply(w, r, nil, apierrors.NewNotFound(widgets, strings.Split(r.URL.Path, "/")[7]))
@@ -198,8 +199,8 @@ func TestProveNotServed(t *testing.T) {
 	}
 }
 
-// An object that others write whenever a patch waits for its turn is read once it may be patched. One that they
-// write even then, all the time, may be stored in any version.
+// TestProveBusy: an object that clients write while a patch waits for its turn is read again just before the patch.
+// An object that clients write all the time, even then, may be stored in any version.
 func TestProveBusy(t *testing.T) {
 	for _, always := range []bool{false, true} {
 		s := startWidgets(t, 1, "v2")
@@ -225,7 +226,7 @@ func TestProveBusy(t *testing.T) {
 	}
 }
 
-// A patch that is done, and whose answer is lost, has moved the object all the same.
+// TestProveLostAnswer: a patch that was done and whose answer was lost counts as having changed the object.
 func TestProveLostAnswer(t *testing.T) {
 	s := startWidgets(t, 1, "v2")
 	s.objects[0].stored = "v1"
@@ -243,12 +244,13 @@ func TestProveLostAnswer(t *testing.T) {
 	}
 }
 
-// Admission is said to change an object only if a replica changed what it had written itself. Where clients write the
-// object while it is patched, and replicas write it differently, or answers are lost, it is not.
+// TestProveNotAdmission: the proof says that admission changes an object only if a kube-apiserver changed what it had
+// written itself. It does not say so if clients write the object, if kube-apiservers write different versions, or if
+// answers are lost.
 func TestProveNotAdmission(t *testing.T) {
 	for name, tc := range map[string]struct {
-		versions []string // those that replicas write
-		client   string   // the version that clients have stored
+		versions []string // the versions that kube-apiservers write
+		client   string   // the version in which clients have stored the object
 		patched  func(patches int) error
 		says     observed.Cause
 	}{
@@ -277,5 +279,5 @@ func TestProveNotAdmission(t *testing.T) {
 	}
 }
 
-// atOnce lets every patch through.
+// atOnce is a turn without waiting.
 func atOnce(ctx context.Context) (func(error), error) { return func(error) {}, ctx.Err() }

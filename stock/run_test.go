@@ -12,7 +12,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// TestReadyElection: a process that has no right on the Lease of its election is not ready, and says why.
+// TestReadyElection: a process without a permission on the Lease of its election is not ready, and says
+// why.
 func TestReadyElection(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "no right", http.StatusForbidden)

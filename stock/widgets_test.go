@@ -35,12 +35,12 @@ var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 // widget is a stored object.
 type widget struct {
 	revision int
-	stored   string // its version
+	stored   string // the version in which it is stored
 	fields   []metav1.ManagedFieldsEntry
 }
 
-// widgetServers are kube-apiservers that serve widgets over HTTP, each of which writes a version of its own. A page
-// shows the objects that are stored when it is requested.
+// widgetServers are kube-apiservers that serve widgets over HTTP; each writes a version of its own. A page has the
+// objects that are stored at the time of the request.
 type widgetServers struct {
 	t        *testing.T
 	replicas []observed.Replica
@@ -50,15 +50,15 @@ type widgetServers struct {
 	objects  []*widget // by number
 	patches  int
 	lists    int
-	// asked are the requests by the version of their path.
+	// asked are the numbers of requests, by the version in their path.
 	asked map[string]int
-	// listed, if not nil, answers a list that begins at this object, instead; nil from it lets
-	// it through. patched does so for patches.
+	// listed, if not nil, is called for a list that begins at this object; its error is the answer. patched is the
+	// same for patches.
 	listed  func(from int) error
 	patched func(i int) error
 }
 
-// startWidgets has a server for each version, and n objects that are stored in the first.
+// startWidgets starts a server for each version, with n objects that are stored in the first version.
 func startWidgets(t *testing.T, n int, versions ...string) *widgetServers {
 	t.Helper()
 	s := &widgetServers{t: t, asked: map[string]int{}}
@@ -79,7 +79,7 @@ func (s *widgetServers) config() *rest.Config {
 	return &rest.Config{Host: "https://" + s.replicas[0].Address, TLSClientConfig: rest.TLSClientConfig{Insecure: true}, QPS: -1}
 }
 
-// prover proves through all of them.
+// prover returns a prover that uses all servers.
 func (s *widgetServers) prover(all bool) *prover {
 	s.t.Helper()
 	api, err := migrateapi.NewClient(s.config())
@@ -89,7 +89,7 @@ func (s *widgetServers) prover(all bool) *prover {
 	}, Config{VerifyAll: all})
 }
 
-// prove has all of them prove, and returns the proof.
+// prove runs a proof with all servers.
 func (s *widgetServers) prove(all bool, how exam) (observed.Proof, error) {
 	if how.replicas = s.replicas; how.turn == nil {
 		how.turn = atOnce
@@ -184,7 +184,7 @@ func (s *widgetServers) list(r *http.Request) (any, error) {
 	if err != nil {
 		s.t.Errorf("a list without a limit: %s", r.URL)
 	}
-	// A token is "<number>", and "<number>-fresh" where it stands for one that was too old.
+	// A token is "<number>", or "<number>-fresh" if it is given in place of an expired one.
 	from, _ := strconv.Atoi(strings.TrimSuffix(query.Get("continue"), "-fresh"))
 	if s.listed != nil && !strings.HasSuffix(query.Get("continue"), "-fresh") {
 		if err := s.listed(from); err != nil {
@@ -210,8 +210,8 @@ func (s *widgetServers) metadata(i int) *metav1.PartialObjectMetadata {
 	return m
 }
 
-// tooOld is a server's error for a token that is too old, with one for the same place where goOn
-// is not "".
+// tooOld returns a server's error for an expired continue token. It has a new token for the same place, unless goOn
+// is "".
 func tooOld(goOn string) error {
 	err := apierrors.NewResourceExpired("the continue token is too old")
 	err.ErrStatus.Continue = goOn

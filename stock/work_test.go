@@ -5,7 +5,8 @@ import (
 	"testing"
 )
 
-// TestNotInstalled: controllers that may not install definitions say what to do.
+// TestNotInstalled: controllers that find no CRDs of their own, and may not install them, say what
+// to do.
 func TestNotInstalled(t *testing.T) {
 	c := &controllers{objects: definedIn(t).Build()}
 	err := c.installed(t.Context())

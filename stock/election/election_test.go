@@ -30,7 +30,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// election is one in a namespace, in which nothing keeps a process from running.
+// election returns an election in a namespace; if elected, it runs until its context ends.
 func election(kube kubernetes.Interface, namespace string) *Election {
 	return New(Config{
 		Kube: kube, Namespace: namespace, Instance: "y", Clock: testclock.NewFakeClock(now),
@@ -41,7 +41,7 @@ func election(kube kubernetes.Interface, namespace string) *Election {
 	})
 }
 
-// leaseOf is the Lease of an election.
+// leaseOf returns the Lease of an election.
 func leaseOf(namespace, holder string, renewed time.Duration) *coordinationv1.Lease {
 	return &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: lock},
@@ -49,8 +49,8 @@ func leaseOf(namespace, holder string, renewed time.Duration) *coordinationv1.Le
 	}
 }
 
-// Each namespace has an election of its own: who is elected in one must not work beside who is elected in another,
-// whatever its clock says, as long as that one renews its Lease.
+// TestRivals: each namespace has an election of its own. A process that is elected in one namespace must not work beside one that
+// is elected in another, as long as that one renews its Lease, whatever its clock shows.
 func TestRivals(t *testing.T) {
 	for _, tc := range []struct {
 		namespace string
@@ -59,7 +59,7 @@ func TestRivals(t *testing.T) {
 		renews    bool
 		forbidden bool
 		rival     bool
-		first     bool // it goes before this one
+		first     bool // the other one has precedence
 	}{
 		{"concord-system", "in the same namespace", leaseOf("concord-system", "x", 0), true, false, false, false},
 		{"concord-system", "in one that goes before it", leaseOf("kube-system", "x", 0), true, false, true, true},
@@ -93,7 +93,7 @@ func TestRivals(t *testing.T) {
 	}
 }
 
-// Who finds another one elected does not run for election until that one ends; of two that are elected, one ends.
+// TestCampaignAlone: a process does not run for election while one in another namespace is elected. If two are elected, one ends.
 func TestCampaignAlone(t *testing.T) {
 	rival := leaseOf(metav1.NamespaceSystem, "x", 0)
 	kube := fake.NewClientset(rival)
@@ -129,7 +129,7 @@ func TestCampaignAlone(t *testing.T) {
 	}
 }
 
-// A process that lacks a right on the Lease of its election, whichever it is, says so until it has it.
+// TestElectionForbidden: a process without a permission on the Lease of its election says so until it has it.
 func TestElectionForbidden(t *testing.T) {
 	for _, verb := range []string{"get", "create", "update"} {
 		kube, lacks := fake.NewClientset(), true
@@ -164,8 +164,8 @@ func TestElectionForbidden(t *testing.T) {
 	}
 }
 
-// TestElectedElsewhere: a process that was forbidden to write the Lease, and is not elected since another one is, says no more that
-// it cannot be: it writes nothing then.
+// TestElectedElsewhere: a process could not write the Lease, and now another process is elected. It does not say any more that it
+// may not write the Lease, since it does not have to.
 func TestElectedElsewhere(t *testing.T) {
 	lease := leaseOf(metav1.NamespaceSystem, "x", time.Hour)
 	kube := fake.NewClientset(lease)

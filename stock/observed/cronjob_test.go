@@ -12,14 +12,15 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// life is a resource over the years: its objects in the cluster, and controllers that look at them and forget
+// life is the history of one resource: its objects in the API, and controllers that look at them and forget
 // everything when they are restarted.
 type life struct {
 	t     *testing.T
 	now   time.Time
 	gr    schema.GroupResource
 	shown string
-	// stored are the definition's storedVersions, if it is a custom resource, and generation is its own.
+	// stored are the storedVersions of the definition, if it is a custom resource; generation is the
+	// definition's.
 	stored     []agree.Encoding
 	generation int64
 	memory     *Memory
@@ -27,7 +28,7 @@ type life struct {
 	migrations []evolve.Migration
 }
 
-// restart is that of the controllers, after so long.
+// restart restarts the controllers after a time.
 func (l *life) restart(after time.Duration) {
 	l.now = l.now.Add(after)
 	states := map[schema.GroupResource]evolve.State{}
@@ -37,7 +38,7 @@ func (l *life) restart(after time.Duration) {
 	l.memory = NewMemory(Config{Settle: settle, States: states})
 }
 
-// look has the controllers look until there is nothing to do, for long enough to settle.
+// look lets the controllers do everything that is due, for long enough to settle.
 func (l *life) look() {
 	l.t.Helper()
 	for range 8 {
@@ -69,7 +70,7 @@ func (l *life) look() {
 	}
 }
 
-// succeed ends the migration that runs.
+// succeed sets the running migration to Succeeded.
 func (l *life) succeed() {
 	for i := range l.migrations {
 		l.migrations[i].Phase, l.migrations[i].Ended = evolve.Succeeded, l.now
@@ -77,7 +78,7 @@ func (l *life) succeed() {
 	l.look()
 }
 
-// is says what the state is and which migrations are on their way.
+// is compares the state, and the migrations under way, with what is wanted.
 func (l *life) is(step, current string, migrating string, stored ...agree.Encoding) {
 	l.t.Helper()
 	var live string
@@ -91,8 +92,8 @@ func (l *life) is(step, current string, migrating string, stored ...agree.Encodi
 	}
 }
 
-// KEP-2343, "Life-cycle of a StorageState object": the example of CronJob, with the consequences
-// of the rule of the ten minutes.
+// TestCronJob is the example of CronJob in KEP-2343, "Life-cycle of a StorageState object", with the
+// consequences of the rule of ten minutes.
 func TestCronJob(t *testing.T) {
 	const alpha, beta = agree.Encoding("batch/v2alpha1"), agree.Encoding("batch/v1beta1")
 	l := &life{t: t, now: start, gr: cronjobs, shown: string(alpha)}
@@ -101,7 +102,7 @@ func TestCronJob(t *testing.T) {
 	l.is("installed for the first time", string(alpha), string(alpha), agree.Unknown)
 	l.succeed()
 	l.is("migrated", string(alpha), "", alpha)
-	l.restart(4 * time.Minute) // the heartbeat is up to five minutes old
+	l.restart(4 * time.Minute) // the last heartbeat may be five minutes older
 	l.look()
 	l.is("offline for less than 10 minutes", string(alpha), "", alpha)
 	l.shown = string(beta)
@@ -122,8 +123,8 @@ func TestCronJob(t *testing.T) {
 	l.is("and migrated", string(beta), "", beta)
 }
 
-// A definition that was changed and changed back while nobody looked, for less than the ten
-// minutes: its storedVersions tell, and are not pruned before the objects are migrated.
+// TestFlippedWhileOff: a definition was changed and changed back while no controllers ran, for less than ten
+// minutes. Its storedVersions show that, and are not pruned before the objects are migrated.
 func TestFlippedWhileOff(t *testing.T) {
 	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
 	l := &life{t: t, now: start, gr: widgets, shown: string(v1), stored: []agree.Encoding{v1}}
@@ -145,14 +146,14 @@ func TestFlippedWhileOff(t *testing.T) {
 	}
 }
 
-// A definition that was changed and changed back while nobody looked, in the middle of a migration or
-// when that had succeeded and did not count yet: its objects are migrated once more.
+// TestFlippedInMigration: a definition was changed and changed back while no controllers ran, during a
+// migration or after its end, before that was counted. The objects are migrated once more.
 func TestFlippedInMigration(t *testing.T) {
 	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
 	for name, test := range map[string]struct {
-		ended bool  // the migration, before the restart
-		by    int64 // changes of the definition meanwhile
-		again bool  // whether everything is migrated once more
+		ended bool  // the migration has ended before the restart
+		by    int64 // number of changes of the definition meanwhile
+		again bool  // everything is migrated once more
 	}{
 		"not changed, it goes on":               {false, 0, false},
 		"not changed, and it had ended":         {true, 0, false},

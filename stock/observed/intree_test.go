@@ -25,8 +25,8 @@ func managerLease(acquired, renewed int) *coordinationv1.Lease {
 
 type orders []storagemigrationv1.StorageVersionMigration
 
-// order has one more migration, with conditions that kube-controller-manager or these
-// controllers have given it.
+// order adds a migration with these conditions, which kube-controller-manager or these controllers
+// have written.
 func (o orders) order(created int, conditions ...metav1.Condition) orders {
 	m := storagemigrationv1.StorageVersionMigration{}
 	m.Name, m.CreationTimestamp, m.Status.Conditions = "widgets", metav1.NewTime(minute(created)), conditions
@@ -37,7 +37,7 @@ func says(kind storagemigrationv1.MigrationConditionType, status metav1.Conditio
 	return metav1.Condition{Type: string(kind), Status: status, Reason: reason, LastTransitionTime: metav1.NewTime(minute(at))}
 }
 
-// TestJudgeInTree has kube-controller-manager's migrator on and off; it is minute 100.
+// TestJudgeInTree judges at minute 100 whether kube-controller-manager's migrator is on.
 func TestJudgeInTree(t *testing.T) {
 	const yes, no = metav1.ConditionTrue, metav1.ConditionFalse
 	running := says(storagemigrationv1.MigrationRunning, yes, "MigrationRunning", 90)

@@ -30,13 +30,13 @@ func hashOf(gv, kind string) string {
 	return migrationv1alpha1.StorageVersionHash(parsed.WithKind(kind))
 }
 
-// shows is an answer of a replica that stores the resource so.
+// shows is the answer of a kube-apiserver that stores the resource in this version.
 func shows(gr schema.GroupResource, gv string) Answer {
 	kind := map[schema.GroupResource]string{widgets: "Widget", cronjobs: "CronJob"}[gr]
 	return Answer{Release: "1.37", Shown: map[schema.GroupResource]Shown{gr: {Hash: hashOf(gv, kind), Kind: kind, Served: []string{gv}}}}
 }
 
-// lacking is an answer without one group/version.
+// lacking is an answer in which one group/version is missing.
 func lacking(a Answer, group, version string) Answer {
 	gv := schema.GroupVersion{Group: group, Version: version}
 	a.Unanswered = map[schema.GroupVersion]string{gv: "does not answer for " + gv.String()}
@@ -54,7 +54,7 @@ func versions(kind string) []schema.GroupVersion {
 	}[kind]
 }
 
-// round is one in which all replicas are as they were, and these answer.
+// round is a round in which the kube-apiservers do not change, and these are their answers.
 func round(after time.Duration, answers map[string]Answer) Round {
 	r := Round{Began: start.Add(after), Asked: start.Add(after), Answers: map[Process]Answer{}, Versions: versions}
 	for name, a := range answers {
@@ -66,7 +66,7 @@ func round(after time.Duration, answers map[string]Answer) Round {
 	return r
 }
 
-// defined has a definition of widgets, which is edited, in a round.
+// defined adds a definition of widgets to a round, and edits it.
 func defined(r Round, stores string, edit ...func(*Definition)) Round {
 	d := Definition{Stores: agree.Encoding(stores), Versions: []schema.GroupVersion{{Group: "example.com", Version: "v1"}, {Group: "example.com", Version: "v2"}}}
 	for _, e := range edit {
@@ -92,17 +92,18 @@ func TestAlive(t *testing.T) {
 	}
 }
 
-// Replicas that advertise one address cannot be asked one by one, whichever of them renewed its Lease last: one
-// that did not for a while may be paused, and clocks differ. A Lease that has run out is not in the way.
+// TestApart: kube-apiservers that advertise the same address cannot be asked one by one. That is so whichever of them
+// renewed its Lease last, since one that did not for a while may be paused, and clocks differ. Expired Leases do not
+// count.
 func TestApart(t *testing.T) {
 	const vip = "10.0.0.9:6443"
-	at := func(name, address string, renewed int) Replica { // minutes ago
+	at := func(name, address string, renewed int) Replica { // renewed is minutes ago
 		return Replica{Process: Process{Lease: agree.ServerID(name)}, Address: address, Renewed: start.Add(-time.Duration(renewed) * time.Minute), Lasts: time.Hour}
 	}
 	untold := Replica{Process: Process{Lease: "untold"}, Address: vip}
 	for name, tc := range map[string]struct {
 		replicas []Replica
-		apart    []string // those that keep their address
+		apart    []string // the kube-apiservers that keep their address
 	}{
 		"each has its own": {[]Replica{at("a", "10.0.0.1:6443", 0), at("b", "10.0.0.2:6443", 0)}, []string{"a", "b"}},
 		"all share one":    {[]Replica{at("a", vip, 0), at("b", vip, 0), at("c", vip, 0)}, nil},
@@ -144,7 +145,7 @@ func TestInvert(t *testing.T) {
 			t.Errorf("%s: %q, %v; want %q, %v", tc.name, got, ok, tc.want, tc.ok)
 		}
 	}
-	// The hash of upstream's own test of discovery (apps/v1 Deployment in kube-apiserver).
+	// The hash in Kubernetes' own test of discovery (apps/v1 Deployment in kube-apiserver).
 	if got := hashOf("apps/v1", "Deployment"); got != "8aSe+NMegvE=" {
 		t.Errorf("apps/v1 Deployment has the hash %s", got)
 	}
@@ -180,7 +181,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// A replica that was not the same process before and after was not asked.
+// TestJudgeRestarted: a kube-apiserver that was restarted during a round, or has come since, does not count as asked.
 func TestJudgeRestarted(t *testing.T) {
 	for name, change := range map[string]func(r *Round){
 		"restarted": func(r *Round) { r.After[0] = replica("a", "2") },
@@ -198,7 +199,7 @@ func TestJudgeRestarted(t *testing.T) {
 	}
 }
 
-// remembered runs rounds through a Memory and returns what it knows of a resource after them.
+// remembered runs rounds through a Memory, and returns what it knows of a resource afterwards.
 func remembered(t *testing.T, m *Memory, gr schema.GroupResource, rounds ...Round) Resource {
 	t.Helper()
 	for _, r := range rounds {
@@ -211,8 +212,8 @@ func remembered(t *testing.T, m *Memory, gr schema.GroupResource, rounds ...Roun
 	return got
 }
 
-// TestStoredNotServed: kube-apiservers do not show a resource whose definition stores a version that it does not
-// serve. It is known all the same, and the reason is the definition's and no kube-apiserver's.
+// TestStoredNotServed: kube-apiservers do not show a resource whose definition does not serve the version that it
+// stores. The resource is known all the same, and the reason names the definition and no kube-apiserver.
 func TestStoredNotServed(t *testing.T) {
 	const reason = "the definition stores example.com/v2, which it does not serve: serve it (served: true), or store another version"
 	hidden := func(after time.Duration, answers map[string]Answer) Round {
@@ -251,7 +252,7 @@ func TestAgreementSettles(t *testing.T) {
 	if got := remembered(t, m, widgets, at(settle, v1, "example.com/v1")); got.Common != "example.com/v1" || got.Why != "" || got.History.Epoch != 1 {
 		t.Errorf("after a minute: %+v", got)
 	}
-	// The definition is enough for v2 to be possible.
+	// The definition alone makes v2 a version that may be written.
 	if got := remembered(t, m, widgets, at(2*settle, v1, "example.com/v2")); got.Common != "" || !slices.Contains(got.History.Reported(), "example.com/v2") {
 		t.Errorf("after the flip: %+v", got)
 	}
@@ -270,7 +271,8 @@ func TestAgreementSettles(t *testing.T) {
 	}
 }
 
-// Requests may have begun until all have answered, so that slow answers take nothing of the time to settle.
+// TestSettlesSinceTheAnswers: the time to settle begins when all have answered, since requests may have begun until
+// then.
 func TestSettlesSinceTheAnswers(t *testing.T) {
 	m := NewMemory(Config{Settle: settle})
 	slow := defined(round(0, map[string]Answer{"a": shows(widgets, "example.com/v2")}), "example.com/v2")
@@ -286,9 +288,9 @@ func TestSettlesSinceTheAnswers(t *testing.T) {
 	}
 }
 
-// A replica that does not answer any more, after all had agreed and everything was migrated, may
-// be paused in the middle of writing an old version: as long as storedVersions has it, its silence
-// begins a new epoch, in which everything is migrated and proven once more.
+// TestSilence: all had agreed and everything was migrated; then a kube-apiserver does not answer any more. It may be
+// paused in the middle of writing an old version. So, as long as storedVersions have that version, a new epoch
+// begins, in which everything is migrated and proven once more.
 func TestSilence(t *testing.T) {
 	const v1, v2 = "example.com/v1", "example.com/v2"
 	both := map[string]Answer{"a": shows(widgets, v2), "b": shows(widgets, v2)}
@@ -300,8 +302,8 @@ func TestSilence(t *testing.T) {
 	for _, tc := range []struct {
 		name   string
 		stored []agree.Encoding
-		rounds []map[string]Answer // settle apart
-		since  []agree.Encoding    // reported since all was proven
+		rounds []map[string]Answer // the time between two rounds is settle
+		since  []agree.Encoding    // the encodings reported since the proof
 		epoch  int64
 	}{
 		{"all answer", []agree.Encoding{v1, v2}, []map[string]Answer{both}, nil, 1},
@@ -314,7 +316,7 @@ func TestSilence(t *testing.T) {
 		{"one does not answer for its version", []agree.Encoding{v1, v2}, []map[string]Answer{partly}, []agree.Encoding{v1, v2}, 3},
 		{"one does not answer for another group", []agree.Encoding{v1, v2}, []map[string]Answer{other}, nil, 1},
 		{"it is silent after the pruning", []agree.Encoding{v2}, []map[string]Answer{silent, both, both}, nil, 1},
-		// It may be as late while all have to settle again for another reason.
+		// It may be just as late if it is silent while all settle again for another reason.
 		{"it is silent while all settle", []agree.Encoding{v1, v2}, []map[string]Answer{unserved, both, silent}, []agree.Encoding{v1, v2}, 3},
 	} {
 		m := NewMemory(Config{Settle: settle})
@@ -335,7 +337,8 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// One that was silent in the first rounds after the start, in which nobody showed a resource, had been asked in them.
+// TestSilentAtFirst: a kube-apiserver that did not answer in the first rounds after the start, before any showed the
+// resource, counts as silent for the resource.
 func TestSilentAtFirst(t *testing.T) {
 	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
 	silent := map[string]Answer{"a": {Failed: "does not answer"}, "b": {Failed: "does not answer"}}
@@ -368,16 +371,17 @@ func TestSilentAtFirst(t *testing.T) {
 	}
 }
 
-// After a time in which nobody asked, an agreement settles anew, whether it had settled or not. If all had agreed
-// before, a kube-apiserver may have been paused in the middle of writing an old version, and have gone on.
+// TestNobodyAsked: after a time without rounds, an agreement has to settle again, whether it had settled or not. If
+// all had agreed before, a kube-apiserver may have been paused in the middle of writing an old version, and have gone
+// on.
 func TestNobodyAsked(t *testing.T) {
 	const v1, v2 = "example.com/v1", "example.com/v2"
 	for _, tc := range []struct {
 		name   string
 		stored []agree.Encoding
-		before time.Duration // between the first round and the last one before the gap
+		before time.Duration // from the first round to the last one before the gap
 		gap    time.Duration
-		agreed agree.Encoding // after the gap
+		agreed agree.Encoding // the agreement after the gap
 		since  []agree.Encoding
 	}{
 		{"rounds as they should be", []agree.Encoding{v1, v2}, settle, settle, v2, nil},
@@ -400,8 +404,8 @@ func TestNobodyAsked(t *testing.T) {
 	}
 }
 
-// A definition that was changed and changed back between two rounds is remembered, and has all settle
-// anew: a request that began meanwhile may still write the other version.
+// TestFlippedBetweenRounds: a definition that was changed and changed back between two rounds makes all settle again,
+// since a request that began meanwhile may still write the other version.
 func TestFlippedBetweenRounds(t *testing.T) {
 	m := NewMemory(Config{Settle: settle})
 	r := func(after time.Duration, said ...agree.Encoding) Round {
@@ -422,7 +426,7 @@ func TestFlippedBetweenRounds(t *testing.T) {
 	}
 }
 
-// KEP-2343: "it checks the .status.lastHeartbeatTime, if the timestamp is more than 10 minutes
+// TestHeartbeat: KEP-2343 says: "it checks the .status.lastHeartbeatTime, if the timestamp is more than 10 minutes
 // old, it recreates storageState object".
 func TestHeartbeat(t *testing.T) {
 	before := Begun{At: start.Add(-time.Hour), Release: "1.37"}
@@ -457,16 +461,16 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
-// After a restart of the controllers the agreement of before goes on if the definition is the one that the
-// StorageState counts with; else it settles anew, and what the state and storedVersions name
-// beside the current version counts as stored since.
+// TestGoOn: after a restart of the controllers, the agreement from before goes on if the definition is the one that
+// the StorageState names. Otherwise it has to settle again, and the versions that the state and storedVersions have
+// beside the current one count as written since.
 func TestGoOn(t *testing.T) {
 	const v1, v2 = agree.Encoding("example.com/v1"), agree.Encoding("example.com/v2")
 	both, only := []agree.Encoding{v1, v2}, []agree.Encoding{v2}
 	shown := shows(widgets, string(v2))
 	for _, tc := range []struct {
 		name              string
-		definition        Revision // of the state; u/3 is the definition
+		definition        Revision // the definition of the state; u/3 is the present one
 		stored            []agree.Encoding
 		storedVersions    []agree.Encoding
 		b                 Answer
@@ -505,8 +509,8 @@ func TestGoOn(t *testing.T) {
 	}
 }
 
-// Nobody knows the versions written by a process that came and went without ever answering, but
-// for custom resources, which it wrote as their definition says.
+// TestUnseen: a kube-apiserver came and went without ever answering, so it may have written built-in resources in any
+// version. Custom resources it wrote in the version of their definition.
 func TestUnseen(t *testing.T) {
 	m := NewMemory(Config{Settle: 0})
 	a := map[string]Answer{"a": shows(cronjobs, "batch/v1")}
@@ -521,14 +525,14 @@ func TestUnseen(t *testing.T) {
 	}
 }
 
-// After a time in which nobody looked that is longer than a heartbeat's, another release may have come, written
-// built-in resources in another version, and gone. They begin anew, as after a start. Custom ones are written as
-// their definition says.
+// TestLongAway: if nobody looked for longer than a heartbeat counts, another release may have come, written built-in
+// resources in another version, and gone. Built-in resources begin anew, as after a start. Custom resources are
+// written in the version of their definition, so they go on.
 func TestLongAway(t *testing.T) {
 	for _, tc := range []struct {
 		name      string
 		gap       time.Duration
-		release   string // after it
+		release   string // the release after the gap
 		anew      bool
 		automatic bool
 	}{
@@ -557,8 +561,8 @@ func TestLongAway(t *testing.T) {
 	}
 }
 
-// A resource that is gone is forgotten, and one that is made anew under its name is another one: a
-// migration of the first, which may have ended at the same epoch, does not count for it.
+// TestForgotten: a resource that is gone is forgotten. A resource of the same name that is made later is another one:
+// a migration of the first, which may have ended at the same epoch, does not count for it.
 func TestForgotten(t *testing.T) {
 	before := evolve.State{Of: evolve.Ref{UID: Begun{At: start.Add(-time.Minute), Release: "1.37"}.UID(), Epoch: 2}, Current: "example.com/v1",
 		Stored: []agree.Encoding{"example.com/v1"}, Heartbeat: start}
@@ -586,9 +590,9 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-// Events of events.k8s.io are another view of the core group's, also while one replica is silent. One
-// that was known under its own group, and turns out to be stored under another, is forgotten when all
-// say so.
+// TestForeign: Events in events.k8s.io are the same objects as those of the core group, so they are not a resource of
+// their own, also while one kube-apiserver is silent. A resource that was known under its own group, and turns out to
+// be stored in another, is forgotten when all kube-apiservers say so.
 func TestForeign(t *testing.T) {
 	gr := schema.GroupResource{Group: "events.k8s.io", Resource: "events"}
 	storing := func(gv string) Answer {

@@ -10,8 +10,9 @@ import (
 	"github.com/concord-dev/concord/agree"
 )
 
-// A process whose Lease is gone is asked on at its last address, as long as it answers, until another one has come in
-// its place, or its host has refused connections for Drains, or said nothing for Lingers.
+// TestPlacesEnding: a kube-apiserver whose Lease is deleted is still asked at its last address as long as it answers.
+// That ends when another process has its address, or when the host has refused connections for the time Drains or has
+// not answered for the time Lingers.
 func TestPlacesEnding(t *testing.T) {
 	at := func(name, holder, address string) Replica {
 		return Replica{Process: Process{Lease: agree.ServerID(name), Holder: holder}, Address: address}
@@ -19,7 +20,7 @@ func TestPlacesEnding(t *testing.T) {
 	a, b := at("a", "1", "10.0.0.1:6443"), at("b", "1", "10.0.0.2:6443")
 	for name, tc := range map[string]struct {
 		after          time.Duration
-		missed, closed bool // its port
+		missed, closed bool // it does not answer; its port is closed
 		now            []Replica
 		want           string
 	}{
@@ -65,7 +66,8 @@ func TestPlacesEnding(t *testing.T) {
 	}
 }
 
-// TestPlacesAnswered: a connection that was refused long before the port is closed does not shorten the wait.
+// TestPlacesAnswered: a refused connection before its last answer does not shorten the time for which a closed port
+// is asked.
 func TestPlacesAnswered(t *testing.T) {
 	r := Replica{Process: Process{Lease: "a", Holder: "1"}, Address: "10.0.0.1:6443"}
 	var p Places
@@ -84,7 +86,8 @@ func TestPlacesAnswered(t *testing.T) {
 	}
 }
 
-// Two kube-apiservers that share a Lease cannot be asked one by one, as long as both were seen.
+// TestPlacesShared: two kube-apiservers that share a Lease cannot be asked one by one, as long as both were seen
+// lately.
 func TestPlacesShared(t *testing.T) {
 	r := Replica{Process: Process{Lease: "a", Holder: "1"}, Address: "10.0.0.1:6443"}
 	other := r
@@ -105,7 +108,8 @@ func TestPlacesShared(t *testing.T) {
 	}
 }
 
-// If they end, or one of them does, nobody knows which, and neither can be asked any more.
+// TestPlacesSharedEnding: if one of two kube-apiservers that share a Lease ends, or both, it is not known which, so
+// neither can be asked any more.
 func TestPlacesSharedEnding(t *testing.T) {
 	r := Replica{Process: Process{Lease: "a", Holder: "1"}, Address: "10.0.0.1:6443"}
 	other, next := r, r
@@ -132,7 +136,7 @@ func TestPlacesSharedEnding(t *testing.T) {
 	}
 }
 
-// While there are more endpoints than Leases nothing is agreed on. That passes without a trace.
+// TestCounted: while there are more endpoints than Leases, nothing is agreed on. That does not begin a new epoch.
 func TestCounted(t *testing.T) {
 	m := NewMemory(Config{})
 	answers := map[string]Answer{"a": shows(cronjobs, "batch/v1")}

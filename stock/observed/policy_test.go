@@ -14,7 +14,7 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// observation is one of a resource for which everything is proven since the start.
+// observation returns an observation of a resource for which everything was proven at the start.
 func observation() evolve.Observation {
 	of := evolve.Ref{UID: Begun{At: start, Release: "1.37"}.UID(), Epoch: 2}
 	return evolve.Observation{
@@ -56,7 +56,8 @@ func TestPrune(t *testing.T) {
 			t.Errorf("%s: keeps %q, in %v; want %q, %v", tc.name, p.KeepStored, p.PruneIn, tc.keep, tc.in)
 		}
 	}
-	// Where no migration tells when it was proven, it counts from when it was first seen.
+	// If no migration tells when the proof was, the time counts from when the agreement was first
+	// seen.
 	o := observation()
 	o.Migrations = nil
 	if p := Policy(o, nil, ten, start.Add(3*time.Minute), true); p.PruneIn != 9*time.Minute {
@@ -64,7 +65,7 @@ func TestPrune(t *testing.T) {
 	}
 }
 
-// The actions that Decide makes of a Policy.
+// TestPruneDecided: the actions that Decide returns for a Policy.
 func TestPruneDecided(t *testing.T) {
 	pruned := func(o evolve.Observation) (prune, wait bool) {
 		for _, a := range evolve.Decide(evolve.Believed(o)) {
@@ -94,8 +95,8 @@ func TestPruneDecided(t *testing.T) {
 	}
 }
 
-// A migration that kube-storage-version-migrator left pending is taken up, one that it had begun
-// is ended.
+// TestTakeOver: a pending migration of kube-storage-version-migrator is done, and one that it had
+// begun is ended.
 func TestTakeOver(t *testing.T) {
 	o := observation()
 	o.State.Heartbeat = o.Now
@@ -142,8 +143,9 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// At first sight a custom resource may be stored in the versions that its definition's
-// storedVersions name, and in no more. After a StorageState was deleted, Unknown may be stored.
+// TestInitial: a custom resource that is seen for the first time may be stored in the versions in
+// its storedVersions and in no others. After its StorageState was deleted, it may be stored in any
+// version (Unknown).
 func TestInitial(t *testing.T) {
 	o := observation()
 	o.State, o.Migrations = nil, nil
@@ -197,7 +199,8 @@ func TestProof(t *testing.T) {
 	}
 }
 
-// Of many failures a proof keeps the number and the first names, in whatever order they come.
+// TestProofIsSmall: a proof with many failures keeps their number and the names of the first, in
+// whatever order they come.
 func TestProofIsSmall(t *testing.T) {
 	var p Proof
 	for i := range 10_000 {
@@ -212,7 +215,7 @@ func TestProofIsSmall(t *testing.T) {
 	}
 }
 
-// An object without a namespace is called by its name alone.
+// TestProofOfClusterScoped: an object without a namespace is named by its name alone.
 func TestProofOfClusterScoped(t *testing.T) {
 	var p Proof
 	p.Add(Examined{NamespacedName: types.NamespacedName{Name: "o1"}, Probes: []Probe{{Replica: "a", Outcome: Refused, Detail: "no"}}})

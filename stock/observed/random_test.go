@@ -20,33 +20,33 @@ var (
 )
 
 const (
-	// late is how long a request may take, as long as who serves it is not paused.
+	// late is how long a request may take, unless its kube-apiserver is paused.
 	late = settle
 	// gap is Config.Gap.
 	gap = 40 * time.Second
 )
 
-// history is a random history of one custom resource: its definition is flipped, also between two rounds and while
-// the controllers are away, who are restarted, crash between two writes and cannot ask for a while, in which a
-// kube-apiserver may be paused in a write, and another one loses its Lease and serves on with a watch that has ended.
-// It keeps the versions that are truly stored beside those that the controllers know of.
+// history is a random history of one custom resource. The storage version of its definition changes, also between two rounds
+// and while no controllers run. The controllers are restarted, crash between two writes, and cannot ask for a while, in which
+// a kube-apiserver may be paused in a write. A second kube-apiserver loses its Lease and goes on with a watch that has ended.
+// The history has the versions that are really stored, beside those that the controllers know.
 type history struct {
 	rnd    *rand.Rand
 	tamper tamper
 	now    time.Time
 
-	current    agree.Encoding // that the definition says to store
+	current    agree.Encoding // the storage version of the definition
 	generation int64
 	stored     []agree.Encoding // storedVersions
-	said       []agree.Encoding // since the last round
-	// written is when a request began last that writes a version, and objects are the versions that objects have.
+	said       []agree.Encoding // storage versions of the definition since the last round
+	// written has the time at which the last request that writes a version began; objects are the stored versions.
 	written map[agree.Encoding]time.Time
 	objects map[agree.Encoding]bool
 
 	memory     *Memory
 	state      *evolve.State
 	migrations []evolve.Migration
-	begun      map[string]time.Time // the migrations
+	begun      map[string]time.Time // when each migration began
 
 	places Places
 	second second
@@ -58,17 +58,18 @@ type history struct {
 // second is a second kube-apiserver.
 type second struct {
 	leased bool
-	// until is until when it serves after it has lost its Lease, and stores the version that it writes then.
+	// until is the time until which it serves after it has lost its Lease, and stores the version that it writes then.
 	until  time.Time
 	stores agree.Encoding
 }
 
 func (s second) ending(now time.Time) bool { return !s.leased && now.Before(s.until) }
 
-// tamper breaks one rule, to show that the checks can see.
+// tamper breaks one rule, to show that the checks find it.
 type tamper struct {
 	name string
-	// deaf has no round hear of flips, blind has gaps pass unseen, and hasty takes a kube-apiserver without a Lease for gone.
+	// deaf drops the changes of the definition between rounds, blind ignores gaps, and hasty does not ask a kube-apiserver
+	// without a Lease any more.
 	deaf, blind, hasty bool
 }
 
@@ -108,7 +109,7 @@ func (h *history) pass(d time.Duration) {
 	h.written[h.current] = h.now
 }
 
-// change has the second kube-apiserver lose its Lease, if the controllers have seen it, or start.
+// change makes the second kube-apiserver lose its Lease, if the controllers have seen it, or start.
 func (h *history) change() {
 	switch s := &h.second; {
 	case s.leased && h.places.known[replica("b", "1").Process] != nil:
@@ -118,7 +119,7 @@ func (h *history) change() {
 	}
 }
 
-// asked are the kube-apiservers that answer, as long as they are known.
+// asked returns the answers of the kube-apiservers that are known and answer.
 func (h *history) asked() map[string]Answer {
 	a, b := replica("a", "1"), replica("b", "1")
 	b.Address = "127.0.0.1:2"
@@ -140,7 +141,7 @@ func (h *history) asked() map[string]Answer {
 	return answers
 }
 
-// flip has the definition store another version, or the same one with another generation.
+// flip changes the storage version of the definition, or only its generation.
 func (h *history) flip() {
 	h.current = randomVersions[h.rnd.IntN(len(randomVersions))]
 	h.generation++
@@ -158,7 +159,7 @@ func (h *history) flips(n int) {
 	}
 }
 
-// others are the versions other than the current one in which objects are stored, or may yet be.
+// others returns the versions, except the current one, in which objects are stored or may still be written.
 func (h *history) others() (all []agree.Encoding) {
 	for _, v := range randomVersions {
 		if at, ok := h.written[v]; v != h.current && (h.objects[v] || ok && h.now.Sub(at) < late) {
@@ -168,8 +169,8 @@ func (h *history) others() (all []agree.Encoding) {
 	return all
 }
 
-// away is a time in which nobody can ask, and a kube-apiserver that was paused in the middle of a write goes on. The
-// next to look are the same controllers: others, who do not know that nobody asked, take its pause for short.
+// away is a time in which the controllers cannot ask, and a kube-apiserver that was paused in the middle of a write goes on.
+// The same controllers look next: new ones would not know of the gap, and take the pause for short.
 func (h *history) away() {
 	h.pass(gap + time.Duration(1+h.rnd.IntN(60))*time.Second)
 	v := h.stored[h.rnd.IntN(len(h.stored))]
@@ -177,7 +178,7 @@ func (h *history) away() {
 	h.look()
 }
 
-// end has running migrations end, which write what is current when they come to an object.
+// end ends running migrations; these have written every object in the current version.
 func (h *history) end() {
 	for i := range h.migrations {
 		m := &h.migrations[i]
@@ -207,7 +208,7 @@ func (h *history) observe() *evolve.StorageVersion {
 	return &evolve.StorageVersion{UID: seen.UID, History: seen.History, Reports: seen.Reports, Common: seen.Common, Silent: seen.Why, Definition: string(seen.Definition), Custom: true}
 }
 
-// look is a look of the trigger: several, since it writes the StorageState before it does anything else.
+// look does several steps of the trigger, since it writes the StorageState before it does anything else.
 func (h *history) look() {
 	for range 3 {
 		o := evolve.Observation{Resource: widgets, Now: h.now, State: h.state, Migrations: h.migrations, StorageVersion: h.observe(),
@@ -230,7 +231,7 @@ func (h *history) act(action evolve.Action) {
 	switch a := action.(type) {
 	case evolve.WriteState:
 		if h.state != nil && h.rnd.IntN(4) == 0 {
-			a.State.Definition = h.state.Definition // the annotation is written afterwards, unless there is a crash
+			a.State.Definition = h.state.Definition // the annotation is written after the status, unless there is a crash
 		}
 		h.state = &a.State
 	case evolve.DeleteState:
@@ -242,7 +243,7 @@ func (h *history) act(action evolve.Action) {
 		h.migrations = slices.DeleteFunc(h.migrations, func(m evolve.Migration) bool { return m.Name == a.Name })
 	case evolve.Prune:
 		if h.rnd.IntN(3) == 0 {
-			h.flip() // a conflict
+			h.flip() // makes the update a conflict
 			return
 		}
 		if others := h.others(); len(others) > 0 {
@@ -260,7 +261,7 @@ func (h *history) step() {
 		h.flips(1 + h.rnd.IntN(2))
 	case 1:
 		if h.second.ending(h.now) {
-			break // others do not know of it
+			break // new controllers do not know of it
 		}
 		away := time.Duration(h.rnd.IntN(140)) * time.Second
 		h.pass(away)
@@ -285,7 +286,7 @@ func (h *history) step() {
 	}
 }
 
-// run returns what went wrong.
+// run runs the history and returns what went wrong, or "".
 func (h *history) run() string {
 	for range 150 {
 		if h.step(); h.wrong != "" {
@@ -295,8 +296,8 @@ func (h *history) run() string {
 	return h.wrong
 }
 
-// TestRandom: whatever happens, no StorageState lacks a version in which objects are stored, and storedVersions are
-// pruned only when nothing else is stored or may be written yet.
+// TestRandom: no StorageState ever lacks a version in which objects are stored, and storedVersions are pruned only if no
+// other version is stored or may still be written.
 func TestRandom(t *testing.T) {
 	pruned, migrated := 0, 0
 	for s := range uint64(*histories) {
@@ -314,7 +315,7 @@ func TestRandom(t *testing.T) {
 	}
 }
 
-// TestRandomSees: the checks find what goes wrong without a rule.
+// TestRandomSees: without one of the rules, the checks find a violation.
 func TestRandomSees(t *testing.T) {
 	for _, tamper := range []tamper{{name: "no round hears of flips", deaf: true}, {name: "gaps pass unseen", blind: true}, {name: "who has no Lease is gone", hasty: true}} {
 		found := false

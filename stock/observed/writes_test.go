@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestOwnWrites: the writes of a migration of a million objects are remembered in few bytes, also where others
-// write 70 times as much meanwhile.
+// TestOwnWrites: the writes of a migration of a million objects take little memory, also if other clients
+// write 70 times as much at the same time.
 func TestOwnWrites(t *testing.T) {
 	const writes, apart = 1_000_000, 71
 	heap := func() uint64 {
@@ -19,7 +19,7 @@ func TestOwnWrites(t *testing.T) {
 	before := heap()
 	w := NewOwnWrites("1000")
 	for i := range writes {
-		w.Add(strconv.Itoa(2000 + apart*(i^1))) // answers come out of order
+		w.Add(strconv.Itoa(2000 + apart*(i^1))) // out of order, like answers
 	}
 	if after := heap(); after > before+6<<20 {
 		t.Errorf("they take %d MiB", (after-before)>>20)
@@ -34,8 +34,8 @@ func TestOwnWrites(t *testing.T) {
 	}
 }
 
-// TestTooManyOwnWrites: an own write that is one too many to be remembered counts as somebody else's, and is
-// examined.
+// TestTooManyOwnWrites: an own write for which there is no more memory counts as another client's, and the
+// object is examined.
 func TestTooManyOwnWrites(t *testing.T) {
 	w := NewOwnWrites("")
 	w.n = maxOwnWrites - 1

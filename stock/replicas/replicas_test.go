@@ -59,7 +59,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// lease is the identity Lease of a kube-apiserver.
+// lease returns the identity Lease of a kube-apiserver.
 func lease(name, address string, renewed time.Duration) *coordinationv1.Lease {
 	l := &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: storageversion.IdentityNamespace, Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}},
@@ -84,7 +84,7 @@ func endpoints(addresses ...string) *discoveryv1.EndpointSlice {
 	return slice
 }
 
-// unready has the last endpoint not be ready.
+// unready makes the last endpoint of a slice not ready.
 func unready(slice *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	slice.Endpoints[len(slice.Endpoints)-1].Conditions.Ready = ptr.To(false)
 	return slice
@@ -134,7 +134,7 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// Endpoints are not counted for who may not read them; the right that is missing is told once.
+// TestFindForbidden: endpoints are not counted if they may not be read; the missing permission is logged once.
 func TestFindForbidden(t *testing.T) {
 	for address, fails := range map[string]bool{"10.0.0.1:6443": false, "": true} {
 		kube := fake.NewClientset(lease("a", address, 0), lease("gone", "", 2*time.Hour), endpoints("10.0.0.1", "10.0.0.2"))
@@ -155,7 +155,8 @@ func TestFindForbidden(t *testing.T) {
 	}
 }
 
-// A kube-apiserver that deletes its Lease when it begins to end is asked on, and counts, until nobody can be there.
+// TestFindEnding: a kube-apiserver that deletes its Lease when it begins to end is still asked, and counts, until
+// it cannot be there any more.
 func TestFindEnding(t *testing.T) {
 	answers := true
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -191,7 +192,7 @@ func TestFindEnding(t *testing.T) {
 	is("that is known", 0)
 }
 
-// Those that end and cannot be asked one by one are forgotten, too.
+// TestFindEndingTogether: kube-apiservers that end, and cannot be asked one by one, are forgotten in the end.
 func TestFindEndingTogether(t *testing.T) {
 	kube, clock := fake.NewClientset(lease("a", "10.0.0.9:6443", 0), lease("b", "10.0.0.9:6443", 0)), testclock.NewFakeClock(now)
 	a := New(Config{Kube: kube, Clock: clock})
@@ -217,7 +218,8 @@ func TestFindEndingTogether(t *testing.T) {
 	is(0)
 }
 
-// Only a host that refuses the connection says that nobody is there: one that is paused cannot be reached, either.
+// TestFindEndingUnreachable: only a refused connection means that a kube-apiserver has ended; one on a host that
+// cannot be reached may still run.
 func TestFindEndingUnreachable(t *testing.T) {
 	for fault, want := range map[error]int{syscall.ECONNREFUSED: 0, syscall.EHOSTUNREACH: 1, syscall.ENETUNREACH: 1} {
 		kube := fake.NewClientset(lease("a", "10.0.0.1:6443", 0))
@@ -241,8 +243,8 @@ func TestFindEndingUnreachable(t *testing.T) {
 	}
 }
 
-// Concord servers are told by their Leases; the Lease that upstream's code keeps in their
-// processes is no server's.
+// TestFindConcord: Concord's servers are recognized by their Leases. The Leases that upstream's code keeps in their
+// processes do not count as servers.
 func TestFindConcord(t *testing.T) {
 	ours := lease("apiserver-0123456789abcdef", "", 0)
 	ours.Annotations = map[string]string{storageversion.EmulationVersionAnnotation: "1.37"}
@@ -253,8 +255,8 @@ func TestFindConcord(t *testing.T) {
 	}
 }
 
-// Where they cannot be asked one by one, all stand for one, which is another one when one of
-// them is restarted.
+// TestTogether: if kube-apiservers cannot be asked one by one, one replica stands for all of them. It is another
+// one when one of them is restarted.
 func TestTogether(t *testing.T) {
 	first, second := lease("a", "10.0.0.1:6443", 0), lease("b", "10.0.0.2:6443", 0)
 	a := New(Config{Kube: fake.NewClientset(endpoints(), first, second), Together: true, Rest: &rest.Config{Host: "https://cluster.example.com"}, Clock: testclock.NewFakeClock(now)})
@@ -286,8 +288,8 @@ func TestShow(t *testing.T) {
 	}
 }
 
-// The reason why a kube-apiserver does not answer is told without the parts that differ from one
-// time to the next: a StorageState is written for every other text.
+// TestBrief: the reason why a kube-apiserver does not answer has no parts that differ from one time to the next,
+// since the StorageState is written for every other text.
 func TestBrief(t *testing.T) {
 	for _, tc := range []struct {
 		err  error
@@ -306,7 +308,7 @@ func TestBrief(t *testing.T) {
 	}
 }
 
-// The text of an error about a certificate that has expired has the time of now.
+// TestExpiredCertificate: the error about an expired certificate has the current time in it, which is left out.
 func TestExpiredCertificate(t *testing.T) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	must(t, err)
@@ -331,13 +333,13 @@ func TestExpiredCertificate(t *testing.T) {
 	}
 }
 
-// slowly answers for discovery of so many versions of one group, each after a while of its own.
+// slowly is a transport that answers for the discovery of so many versions, each after the time that after returns.
 type slowly struct {
 	versions int
 	after    func(version int) time.Duration
 }
 
-// CancelRequest has client-go not complain: the request's context ends it.
+// CancelRequest is there since client-go asks for it; the request's context ends the request.
 func (slowly) CancelRequest(*http.Request) {}
 
 func (s slowly) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -367,8 +369,8 @@ func (s slowly) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, err
 }
 
-// A kube-apiserver that has many group/versions may take longer to answer for all of them than one request may. One
-// that hangs in the middle is not waited for longer than that.
+// TestManyVersions: a kube-apiserver with many group/versions may take longer for all of them than the limit of one
+// request. If it hangs in the middle, it is not waited for longer than that limit.
 func TestManyVersions(t *testing.T) {
 	const versions = 1000
 	for _, tc := range []struct {
