@@ -16,7 +16,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
 
-// withoutDefinitions answers as a kube-apiserver that has no CustomResourceDefinition.
+// withoutDefinitions is a kube-apiserver without any CustomResourceDefinition.
 func withoutDefinitions(w http.ResponseWriter, r *http.Request) {
 	const definitions = "/apis/apiextensions.k8s.io/v1"
 	missing := apierrors.NewNotFound(schema.GroupResource{Group: apiextensionsv1.GroupName, Resource: "customresourcedefinitions"}, "x").Status()
@@ -25,7 +25,7 @@ func withoutDefinitions(w http.ResponseWriter, r *http.Request) {
 	var reply any
 	switch {
 	case r.URL.Query().Has("sendInitialEvents"):
-		missing.Code, missing.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid // as one that has no such lists
+		missing.Code, missing.Reason = http.StatusUnprocessableEntity, metav1.StatusReasonInvalid // does not know such lists
 	case r.URL.Query().Has("watch"):
 		w.WriteHeader(http.StatusOK)
 		w.(http.Flusher).Flush()
@@ -56,8 +56,8 @@ func withoutDefinitions(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(reply)
 }
 
-// TestAbsent: that there is no definition of a name, as of a misspelled one, is told at the start, once for each. A
-// process cannot call SetupWithManager again, since the controller's name is taken.
+// TestAbsent: if there is no CRD of a name, for example because of a typing error, that is told at the start, once
+// for each name. SetupWithManager cannot be called twice in a process, since the controller's name is taken.
 func TestAbsent(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(withoutDefinitions))
 	t.Cleanup(server.Close)

@@ -19,7 +19,7 @@ import (
 
 const stock = "apiserver-kkqhvpzxapvqo7nmmyypiqz3ie"
 
-// identity is an identity Lease with annotations: names and values in turn.
+// identity returns an identity Lease. The annotations are names and values in turn.
 func identity(name string, annotations ...string) coordinationv1.Lease {
 	l := coordinationv1.Lease{}
 	l.Name = name
@@ -29,8 +29,8 @@ func identity(name string, annotations ...string) coordinationv1.Lease {
 	return l
 }
 
-// TestParticipants: what a Lease says makes its server one that reports, or one for which
-// the others report Unknown; upstream's own Lease in a Concord process makes none.
+// TestParticipants: the annotations of a Lease tell whether its server reports, or does not, so that the
+// others report Unknown for it. The Lease that upstream's code makes in a Concord process is no participant.
 func TestParticipants(t *testing.T) {
 	upstreams := NewUpstreamIdentity()
 	leases := []coordinationv1.Lease{
@@ -62,7 +62,7 @@ func TestParticipants(t *testing.T) {
 	}
 }
 
-// TestControlPlane: an aggregated server is a participant that reports, and no part of the
+// TestControlPlane: an aggregated API server is a participant that reports, but it does not belong to the
 // control plane.
 func TestControlPlane(t *testing.T) {
 	aggregated := identity("g", BinaryVersionAnnotation, "1.2")
@@ -79,8 +79,8 @@ func TestControlPlane(t *testing.T) {
 	}
 }
 
-// TestHolds: an aggregated server owes reports of the resources that its Lease names, once the Lease says that
-// all is reported.
+// TestHolds: an aggregated API server has to have reports of the resources that its Lease names, once an
+// annotation of the Lease says that all is reported.
 func TestHolds(t *testing.T) {
 	flunders := schema.GroupResource{Group: "wardle.example.com", Resource: "flunders"}
 	named := AggregatedResources([]schema.GroupResource{{Group: "wardle.example.com", Resource: "flunders"}, {Group: "wardle.example.com", Resource: "fischers"}})
@@ -106,8 +106,8 @@ func TestHolds(t *testing.T) {
 	}
 }
 
-// TestUpstreamIdentity: no name that stock servers or ours have is taken for one of
-// upstream's Leases in a Concord process, and no two of these are the same.
+// TestUpstreamIdentity: the names of the Leases that upstream's code makes in a Concord process differ from
+// each other, and from the names of stock kube-apiservers and of Concord's servers.
 func TestUpstreamIdentity(t *testing.T) {
 	name := NewUpstreamIdentity()
 	if IsServer(name) || name == NewUpstreamIdentity() {
@@ -124,15 +124,15 @@ func TestUpstreamIdentity(t *testing.T) {
 	}
 }
 
-// TestSilent: a reader of the StorageVersion is told which servers keep the others
-// from agreeing, what they are and how to go on, in words that stay while they do.
+// TestSilent: the StorageVersion's condition says which servers keep the others from agreeing, what these
+// servers are and what to do. The message does not change while these servers stay the same.
 func TestSilent(t *testing.T) {
 	own := agree.Report{Server: "a", Encoding: "g/v1", Decodable: []string{"g/v1"}}
 	report := func(leases ...coordinationv1.Lease) *v1alpha1.StorageVersion {
 		sv := &v1alpha1.StorageVersion{}
 		participants := Participants(append(leases, identity("a", BinaryVersionAnnotation, "1.37")))
 		SetReports(sv, agree.Merge(nil, own, participants), metav1.NewTime(time.Unix(1, 0)))
-		// Again, from the reports that were read.
+		// Merge once more, with the reports that are in the StorageVersion now.
 		SetReports(sv, agree.Merge(Reports(sv), own, participants), metav1.NewTime(time.Unix(2, 0)))
 		return sv
 	}

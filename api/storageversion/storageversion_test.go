@@ -128,8 +128,9 @@ func TestIsGone(t *testing.T) {
 	}
 }
 
-// The seal that a server encrypts with goes with its report: it survives the wire, is written by
-// status updates only, and is not taken for nothing where it cannot be read.
+// TestSeals: a report tells the Seal (the key) that its server encrypts with. It is kept in an
+// annotation, only status updates write it, and an annotation that cannot be read does not count as
+// "not encrypted".
 func TestSeals(t *testing.T) {
 	by := func(server agree.ServerID, seal agree.Seal) agree.Report {
 		return agree.Report{Server: server, Encoding: agree.Encoding("v1").Sealed(seal), Decodable: []string{"v1"}, Served: []string{"v1"}}
@@ -184,7 +185,7 @@ func TestSeals(t *testing.T) {
 	}
 }
 
-// report has a server report an encoding, as a status update.
+// report returns the StorageVersion after a status update in which a server reports the encoding.
 func report(t *testing.T, old *v1alpha1.StorageVersion, encoding agree.Encoding) *v1alpha1.StorageVersion {
 	t.Helper()
 	sv := old.DeepCopy()
@@ -205,8 +206,8 @@ func size(sv *v1alpha1.StorageVersion) int {
 	return n
 }
 
-// TestManyKeys has a server report a new key again and again: the StorageVersion takes all
-// reports, stays small, and a reader that has not looked since the first learns of Unknown.
+// TestManyKeys has a server report 3,000 keys one after the other: the StorageVersion accepts all
+// reports and stays small, and a reader that last read it at the first epoch gets Unknown.
 func TestManyKeys(t *testing.T) {
 	sv := &v1alpha1.StorageVersion{}
 	PrepareCreate(sv)
@@ -228,8 +229,8 @@ func TestManyKeys(t *testing.T) {
 	}
 }
 
-// TestFullHistory has a server report to a StorageVersion whose annotations are full, as
-// they could become before histories were bounded.
+// TestFullHistory has a server report to a StorageVersion with annotations of the maximal size,
+// which they could reach before histories were bounded.
 func TestFullHistory(t *testing.T) {
 	full := agree.History{Last: map[agree.Encoding]int64{}}
 	for n := 0; n < validation.TotalAnnotationSizeLimitB-1024; {
@@ -245,7 +246,8 @@ func TestFullHistory(t *testing.T) {
 	}
 }
 
-// TestForgottenFromClient has a client claim what is forgotten: it is ignored.
+// TestForgottenFromClient: a client's value of the annotation that says what the history has
+// forgotten is ignored.
 func TestForgottenFromClient(t *testing.T) {
 	old := report(t, &v1alpha1.StorageVersion{}, "apps/v1")
 	sv := old.DeepCopy()

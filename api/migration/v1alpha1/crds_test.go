@@ -143,8 +143,8 @@ func TestResourceIsImmutable(t *testing.T) {
 	}
 }
 
-// TestSchemaTakesWhatDecodes: one object that is stored and does not decode would keep every
-// server from listing any.
+// TestSchemaTakesWhatDecodes: the schema of the CRD refuses every value that Go's types cannot
+// decode. One such object in etcd would make every list of the resource fail, in every server.
 func TestSchemaTakesWhatDecodes(t *testing.T) {
 	for _, test := range []struct {
 		path  string
@@ -200,7 +200,7 @@ func TestSchemasKeepAllFields(t *testing.T) {
 			t.Errorf("%s: the schema lacks %v", kind, pruned)
 		}
 	}
-	// A state that was created and has no status yet must be accepted, too.
+	// A StorageState that was just created has no status yet, and must be accepted, too.
 	state.Status = StorageStateStatus{}
 	if problem := validate(t, "StorageState", state, nil); problem != "" {
 		t.Errorf("state without status: %s", problem)
@@ -245,7 +245,7 @@ func row(t *testing.T, kind string, obj runtime.Object) map[string]any {
 	return cells
 }
 
-// must is for steps without which a test cannot go on.
+// must ends the test if err is not nil.
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

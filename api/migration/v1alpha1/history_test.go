@@ -15,7 +15,8 @@ import (
 	"github.com/concord-dev/concord/evolve"
 )
 
-// TestHistory: a migration that has ended is told once, the newest first, and not for ever.
+// TestHistory: a StorageState's history has each migration that ended once, the newest first, and
+// drops old ones.
 func TestHistory(t *testing.T) {
 	began := time.Date(2026, 11, 24, 10, 0, 0, 0, time.UTC)
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{
@@ -56,7 +57,8 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestCreator: who asked for a migration is told, and not who wrote to it first in the same second.
+// TestCreator: the history names the client that asked for a migration (by the managed fields of
+// its spec), and not one that wrote other fields in the same second.
 func TestCreator(t *testing.T) {
 	entry := func(manager, subresource, fields string) metav1.ManagedFieldsEntry {
 		e := metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource}
@@ -85,7 +87,7 @@ func TestCreator(t *testing.T) {
 	}
 }
 
-// An object without a namespace is called by its name alone.
+// TestObject: an object without a namespace is named by its name alone.
 func TestObject(t *testing.T) {
 	for want, f := range map[string]migrationv1alpha1.MigrationFailure{"ns/o": {Namespace: "ns", Name: "o"}, "o": {Name: "o"}} {
 		if got := f.Object(); got != want {

@@ -59,7 +59,8 @@ func TestStateView(t *testing.T) {
 	}
 }
 
-// TestStateViewOfOthers: a status that Concord did not write as a whole is not relied on.
+// TestStateViewOfOthers: a status of a StorageState that Concord did not write as a whole is not relied
+// on.
 func TestStateViewOfOthers(t *testing.T) {
 	whole := StorageStateStatus{
 		PersistedStorageVersionHashes: []string{"h"}, PersistedEncodings: []string{"batch/v1"},
@@ -115,7 +116,8 @@ func TestMigrationView(t *testing.T) {
 	}
 }
 
-// TestWaiting: one that waits is pending, and one that begins does not wait any more.
+// TestWaiting: a migration that waits is pending; one that has begun, or has ended, does not wait any
+// more.
 func TestWaiting(t *testing.T) {
 	m := &StorageVersionMigration{}
 	at := metav1.NewTime(time.Unix(10, 0))
@@ -152,7 +154,8 @@ func TestSetCondition(t *testing.T) {
 	}
 }
 
-// Events about a migration and its original never have one name, however long theirs are.
+// TestNewEvents: the Events about a migration and about its original (in storagemigration.k8s.io) never
+// have the same name, however long the names of the two are.
 func TestNewEvents(t *testing.T) {
 	original := &storagemigrationv1.StorageVersionMigration{}
 	original.Name, original.UID = strings.Repeat("a.", 126)+"a", "628f6922-a9cb-4514-b076-12d3c178967c"
@@ -174,7 +177,7 @@ func TestNewEvents(t *testing.T) {
 	}
 }
 
-// Who annotates a definition to be held wants it held, whatever the value; only "false" says otherwise.
+// TestHeld: the hold annotation of a CustomResourceDefinition counts with every value except "false".
 func TestHeld(t *testing.T) {
 	for _, value := range []string{"true", "True", " true", "yes", "1", "", "false", "False"} {
 		if got, want := Held(map[string]string{HoldAnnotation: value}), strings.ToLower(value) != "false"; got != want {

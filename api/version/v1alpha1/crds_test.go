@@ -47,7 +47,7 @@ func schemas(t *testing.T) (*apiextensions.CustomResourceValidation, *structural
 	return v, s
 }
 
-// validate runs the schema and the CEL rules, as the server does.
+// validate runs the schema and the CEL rules, as the API server does.
 func validate(t *testing.T, obj map[string]any) string {
 	t.Helper()
 	v, s := schemas(t)
@@ -72,7 +72,7 @@ func object(t *testing.T, cluster *ClusterVersion) map[string]any {
 	return u
 }
 
-// full has a value in every field.
+// full returns a ClusterVersion with a value in every field.
 func full() *ClusterVersion {
 	cluster := &ClusterVersion{ObjectMeta: metav1.ObjectMeta{Name: ClusterVersionName}}
 	cluster.Status = ClusterVersionStatus{
@@ -106,8 +106,8 @@ func TestCRDIsValid(t *testing.T) {
 	}
 }
 
-// TestSchema: it keeps every field of the type, accepts an object without status, and no
-// second object.
+// TestSchema: the schema keeps every field of the type, accepts an object without status, and
+// refuses an object with another name.
 func TestSchema(t *testing.T) {
 	obj := object(t, full())
 	if problem := validate(t, obj); problem != "" {
