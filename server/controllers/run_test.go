@@ -9,7 +9,7 @@ import (
 	"github.com/concord-dev/concord/workers"
 )
 
-// TestPanic: a controller that panics ends its term with all others, and not the process.
+// TestPanic: a controller that panics ends all controllers of its term, but not the process.
 func TestPanic(t *testing.T) {
 	ended := make(chan struct{})
 	err := runLoops(t.Context(), []loop{
@@ -26,7 +26,7 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// TestLoopsEnd: they run until the term ends, which is no error.
+// TestLoopsEnd: controllers run until their term ends, which is no error.
 func TestLoopsEnd(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	begun, done := make(chan struct{}), make(chan error, 1)

@@ -39,8 +39,8 @@ import (
 	"github.com/concord-dev/concord/server/generic"
 )
 
-// TestWhoAndMay has users named by an OpenID Connect provider (structured authentication), and a
-// webhook that says what they may do (structured authorization), by kube-apiserver's own flags.
+// TestWhoAndMay has users from an OpenID Connect provider (structured authentication), and a webhook that authorizes
+// them (structured authorization), with kube-apiserver's own flags.
 func TestWhoAndMay(t *testing.T) {
 	provider, authorizer := newProvider(t), newAuthorizer(t)
 	file := func(name, content string) string { return writeFile(t, name, content) }
@@ -59,7 +59,7 @@ func TestWhoAndMay(t *testing.T) {
 	}
 }
 
-// TestWithoutRBAC: where another authorizer is alone the controllers act all the same, Concord's own and Kubernetes'.
+// TestWithoutRBAC: Concord's and Kubernetes' controllers also work with an authorizer other than RBAC alone.
 func TestWithoutRBAC(t *testing.T) {
 	policy := writeFile(t, "policy.jsonl", `{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"jane","namespace":"*","resource":"*","apiGroup":"*"}}`)
 	s := startWith(t, "--authorization-mode=ABAC", "--authorization-policy-file="+policy)
@@ -74,11 +74,11 @@ func TestWithoutRBAC(t *testing.T) {
 	})
 }
 
-// wantKnown expects the server to know users by the tokens of the provider and of no other one, and
-// to let them do what the webhook says and no more.
+// wantKnown expects that the server accepts tokens of the provider and of no other one, and that it allows what the
+// webhook allows and no more.
 func (s *running) wantKnown(t *testing.T, provider *provider, authorizer *authorizer) {
 	t.Helper()
-	// The keys of the provider are fetched after the start.
+	// The server fetches the provider's keys after its start.
 	jane := provider.token(t, "jane", "readers")
 	eventually(t, "the provider's tokens are taken", func(ctx context.Context) error {
 		_, err := s.with(jane).CoreV1().ConfigMaps("default").List(ctx, metav1.ListOptions{})
@@ -101,10 +101,10 @@ func (s *running) wantKnown(t *testing.T, provider *provider, authorizer *author
 	}
 }
 
-// startWith starts a server of its own with kube-apiserver's flags.
+// startWith starts a server for this test, with flags of kube-apiserver.
 func startWith(t *testing.T, flags ...string) *running {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "who") // short enough for a socket
+	dir, err := os.MkdirTemp("", "who") // its path is short enough for a Unix socket
 	mustDo(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return startFor(t, func(o *generic.Options) {
@@ -121,7 +121,7 @@ func writeFile(t *testing.T, name, content string) string {
 	return path
 }
 
-// provider issues tokens as an OpenID Connect provider does.
+// provider issues tokens like an OpenID Connect provider.
 type provider struct {
 	server *httptest.Server
 	key    *ecdsa.PrivateKey
@@ -157,7 +157,7 @@ func (p *provider) token(t *testing.T, user string, teams ...string) string {
 	}).Claims(map[string]any{"teams": teams}).CompactSerialize())
 }
 
-// authorizer is a webhook that lets the group readers read ConfigMaps.
+// authorizer is a webhook that allows the group readers to read ConfigMaps.
 type authorizer struct {
 	server        *httptest.Server
 	asked, others atomic.Int64
@@ -183,7 +183,7 @@ func newAuthorizer(t *testing.T) *authorizer {
 	return a
 }
 
-// kubeconfig names the webhook, as kube-apiserver wants it.
+// kubeconfig returns a kubeconfig that names the webhook.
 func (a *authorizer) kubeconfig(t *testing.T) string {
 	t.Helper()
 	return string(must[[]byte](t)(json.Marshal(clientcmdapi.Config{
@@ -194,7 +194,7 @@ func (a *authorizer) kubeconfig(t *testing.T) string {
 	})))
 }
 
-// Each controller acts as its own service account, and none of their requests is refused.
+// TestControllersIdentities: each controller acts as its own service account, and none of its requests is refused.
 func TestControllersIdentities(t *testing.T) {
 	dir := t.TempDir()
 	policy, log := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")
@@ -247,12 +247,12 @@ func readAudit(t *testing.T, file string) (events []auditv1.Event) {
 	return events
 }
 
-// TestFreshTokens: the token of an account that no informer has heard of yet, as another server
-// made it, is of somebody.
+// TestFreshTokens: the token of an account that is not in an informer's cache yet, since another server has just made
+// it, is accepted.
 func TestFreshTokens(t *testing.T) {
 	options := generic.NewOptions()
 	reach := generic.FreshTokens(options)
-	getter := options.ControlPlane.Authentication.ServiceAccounts.OptionalTokenGetter(informers.NewSharedInformerFactory(shared.kube, 0)) // none runs
+	getter := options.ControlPlane.Authentication.ServiceAccounts.OptionalTokenGetter(informers.NewSharedInformerFactory(shared.kube, 0)) // no informer runs
 	mustDo(t, reach(shared.admin))
 	ns := shared.namespace(t)
 	if account, err := getter.GetServiceAccount(t.Context(), ns, "default"); err != nil || account.UID == "" {
@@ -267,13 +267,13 @@ func TestFreshTokens(t *testing.T) {
 	}
 }
 
-// TestPermissions compares everybody's permissions on the objects that the protocol lives on with
-// testdata/permissions.txt. With CONCORD_UPDATE=1 it writes that file.
+// TestPermissions compares all users' permissions on the objects of the protocol with testdata/permissions.txt. With
+// CONCORD_UPDATE=1 it writes that file.
 func TestPermissions(t *testing.T) {
 	access.Check(t, shared.kube, filepath.Join("testdata", "permissions.txt"))
 }
 
-// TestViewTakesInOurs: whoever may view the whole cluster may read what kubectl concord shows.
+// TestViewTakesInOurs: users with the ClusterRole view for the whole cluster may read what kubectl concord shows.
 func TestViewTakesInOurs(t *testing.T) {
 	eventually(t, "Kubernetes' role view has our rules", func(ctx context.Context) error {
 		view, err := shared.kube.RbacV1().ClusterRoles().Get(ctx, "view", metav1.GetOptions{})

@@ -1,6 +1,6 @@
 package generic
 
-// FreshTokens and Stoppable are for tests.
+// FreshTokens and Stoppable export functions for tests.
 var (
 	FreshTokens = freshTokens
 	Stoppable   = stoppable

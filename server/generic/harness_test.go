@@ -27,15 +27,15 @@ import (
 )
 
 const (
-	// patience is how long something may take that is expected, on a busy machine.
+	// patience is how long a test waits for something expected, on a busy machine.
 	patience = 60 * time.Second
 	poll     = 50 * time.Millisecond
 )
 
-// allFeatures is the environment variable that has all servers of the process serve and do all that they can.
+// allFeatures is an environment variable: with it, all servers of the process have all APIs and features on.
 const allFeatures = "CONCORD_TEST_ALL"
 
-// shared is a server that tests share which need no other.
+// shared is a server for all tests that do not need their own.
 var shared *running
 
 func TestMain(m *testing.M) {
@@ -69,9 +69,9 @@ func TestMain(m *testing.M) {
 	}())
 }
 
-// logOnlyDeath discards what servers log, since what matters comes as errors, but for the errors
-// before the end of the process: a hook after the start that fails (bootstrapping RBAC's roles
-// within 30 s, say) ends the process of an API server, and with it the test.
+// logOnlyDeath discards what servers log, since errors are returned, but for the last errors before the end
+// of the process: a post-start hook that fails (for example because RBAC's roles are not made within 30 s)
+// ends the process of an API server, and with it the test.
 func logOnlyDeath() {
 	var (
 		mu   sync.Mutex
@@ -93,7 +93,7 @@ func logOnlyDeath() {
 	}
 }
 
-// running is a server of a test.
+// running is a server that a test has started.
 type running struct {
 	*generic.Server
 	admin *rest.Config
@@ -101,12 +101,12 @@ type running struct {
 	stop  func() error
 }
 
-// start runs a server on a free port until stop, and returns when it is ready.
+// start runs a server on a free port until stop is called, and returns when it is ready.
 func start(change func(*generic.Options)) (*running, error) {
 	o := generic.NewOptions()
 	o.ControlPlane.SecureServing.BindPort = 0
 	o.Join.ControllerLeaseDuration = 3 * time.Second
-	o.Outbound.AllowLoopback = true // what Services lead to is on this host
+	o.Outbound.AllowLoopback = true // the backends of Services are on this host
 	change(o)
 	if err := o.Complete(); err != nil {
 		return nil, err
@@ -152,7 +152,7 @@ func (s *running) awaitReady() error {
 	})
 }
 
-// startFor runs a server for the length of a test.
+// startFor runs a server until the test ends.
 func startFor(t *testing.T, change func(*generic.Options)) *running {
 	t.Helper()
 	s, err := start(change)
@@ -165,7 +165,7 @@ func startFor(t *testing.T, change func(*generic.Options)) *running {
 	return s
 }
 
-// namespace makes one for a test, and returns when it can be used.
+// namespace makes a namespace for a test, and returns when it can be used.
 func (s *running) namespace(t *testing.T) string {
 	t.Helper()
 	ns, err := s.kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}}, metav1.CreateOptions{})
@@ -177,7 +177,7 @@ func (s *running) namespace(t *testing.T) string {
 	return ns.Name
 }
 
-// eventually fails the test if try has an error for too long.
+// eventually calls try until it returns nil, and fails the test if that takes too long.
 func eventually(t *testing.T, what string, try func(context.Context) error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -187,7 +187,7 @@ func eventually(t *testing.T, what string, try func(context.Context) error) {
 	}
 }
 
-// gone is nil for an error that says that an object does not exist.
+// gone returns nil for a NotFound error.
 func gone(err error) error {
 	switch {
 	case apierrors.IsNotFound(err):
@@ -198,7 +198,7 @@ func gone(err error) error {
 	return err
 }
 
-// must is for values that a test needs.
+// must returns the value of a call, and ends the test if its error is not nil.
 func must[T any](t *testing.T) func(T, error) T {
 	return func(v T, err error) T {
 		t.Helper()
@@ -211,7 +211,7 @@ func configMap(name string, data map[string]string, owners ...metav1.OwnerRefere
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name, OwnerReferences: owners}, Data: data}
 }
 
-// mustDo is for steps without which a test cannot go on.
+// mustDo ends the test if err is not nil.
 func mustDo(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

@@ -75,7 +75,8 @@ func TestCertificates(t *testing.T) {
 	}
 }
 
-// The request of a kubelet's client certificate, by somebody who may have one, is approved by itself.
+// TestCertificateApproval: a request for a kubelet's client certificate, by a user who may have one,
+// is approved by the controllers.
 func TestCertificateApproval(t *testing.T) {
 	const node = "system:node:n"
 	_, key := requestCertificate(t, "node", pkix.Name{CommonName: node, Organization: []string{"system:nodes"}},
@@ -85,7 +86,7 @@ func TestCertificateApproval(t *testing.T) {
 	}
 }
 
-// requestCertificate makes a key and, as the administrator, a request for a certificate of it.
+// requestCertificate makes a key and, as the administrator, a CertificateSigningRequest for it.
 func requestCertificate(t *testing.T, name string, subject pkix.Name, signer string, usages ...certificatesv1.KeyUsage) (*certificatesv1.CertificateSigningRequest, *ecdsa.PrivateKey) {
 	t.Helper()
 	key := must[*ecdsa.PrivateKey](t)(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
@@ -98,7 +99,7 @@ func requestCertificate(t *testing.T, name string, subject pkix.Name, signer str
 	}, metav1.CreateOptions{})), key
 }
 
-// signedFor waits until a request is signed, and returns whom the certificate makes of its owner.
+// signedFor waits until a request is signed, and returns the user that its certificate stands for.
 func signedFor(t *testing.T, name string, key *ecdsa.PrivateKey) authenticationv1.UserInfo {
 	t.Helper()
 	config := rest.AnonymousClientConfig(shared.admin)

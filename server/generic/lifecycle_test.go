@@ -28,8 +28,8 @@ import (
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// settled waits until there are no more goroutines than before, but for a few that the
-// shared server has for its requests.
+// settled waits until there are no more goroutines than before, apart from a few that the shared server
+// has for its requests.
 func settled(t *testing.T, before int) {
 	t.Helper()
 	eventually(t, "the end of what was started", func(context.Context) error {
@@ -40,13 +40,13 @@ func settled(t *testing.T, before int) {
 	})
 }
 
-// A server that was stopped leaves nothing running, and can be started again on its data, in the
-// same process too.
+// TestStopLeavesNothing: a server that was stopped leaves no goroutines, and can be started again with its
+// data, also in the same process.
 func TestStopLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	var before int
 	var first string
-	for i := range 2 { // the shared server may not have all of its own before
+	for i := range 2 { // the first round also starts goroutines of the shared server
 		s, err := start(func(o *generic.Options) { o.DataDir = dir })
 		mustDo(t, err)
 		if ns := s.namespace(t); i == 0 {
@@ -63,19 +63,19 @@ func TestStopLeavesNothing(t *testing.T) {
 	}
 }
 
-// stopWhileStarting is the test binary as a server in the directory that is its argument, which is
-// stopped at once.
+// stopWhileStarting is the role in which the test binary starts a server in a directory, and stops it at
+// once.
 const stopWhileStarting = "stop-while-starting"
 
-// A server that was stopped while it started ends its process without an error. It has a process
-// of its own: the hooks of its start may go on after its end.
+// TestStopWhileStarting: a server that is stopped during its start ends its process without an error. It
+// has a process of its own, since the hooks of its start may go on after its end.
 func TestStopWhileStarting(t *testing.T) {
 	if out, err := process.Self(stopWhileStarting, t.TempDir()).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
 }
 
-// failingHook is a provider of an API whose hook of the start fails.
+// failingHook is a RESTStorageProvider whose post-start hook fails.
 type failingHook struct {
 	rbacrest.RESTStorageProvider
 }
@@ -87,8 +87,8 @@ func (failingHook) PostStartHook() (string, genericapiserver.PostStartHookFunc, 
 	return "roles", func(genericapiserver.PostStartHookContext) error { return errHook }, nil
 }
 
-// TestHookWhileStopping: a hook that fails ends the process, but not while the server stops: SIGTERM would
-// end it with a fatal error.
+// TestHookWhileStopping: a post-start hook that fails ends the process, but not if the server is stopping;
+// otherwise, SIGTERM during the start would lead to a fatal error.
 func TestHookWhileStopping(t *testing.T) {
 	stopping := make(chan struct{})
 	hookOf := func(p controlplaneapiserver.RESTStorageProvider) (string, genericapiserver.PostStartHookFunc) {
@@ -133,7 +133,7 @@ func startAndStop(ctx context.Context, args []string) error {
 	return err
 }
 
-// A term of the controllers ends with its context, and the next one begins anew.
+// TestTerms: the controllers end with the context of their term, and a new term starts them again.
 func TestTerms(t *testing.T) {
 	s := startFor(t, func(o *generic.Options) { o.DataDir, o.Join.NoControllers = t.TempDir(), true })
 	pki := filepath.Dir(s.Kubeconfig())
@@ -163,11 +163,11 @@ func TestTerms(t *testing.T) {
 	}
 }
 
-// By kube-apiserver's flag for it the server's garbage collector does not run: nobody would set the
-// finalizers that tell it what to do with dependents.
+// TestGarbageCollectorOff: with --enable-garbage-collector=false, the server sets no finalizers that say
+// what to do with dependents, so its garbage collector does not run either.
 func TestGarbageCollectorOff(t *testing.T) {
 	const namespaces, collects = "namespace.(*NamespaceController).Run(", "garbagecollector.(*GarbageCollector).Run("
-	shared.namespace(t) // its controllers run
+	shared.namespace(t) // returns when the shared server's controllers run
 	inOthers := map[string]int{namespaces: controllerGoroutines(namespaces), collects: controllerGoroutines(collects)}
 	s := startFor(t, func(o *generic.Options) { o.DataDir, o.ControlPlane.Etcd.EnableGarbageCollection = t.TempDir(), false })
 	s.namespace(t)
@@ -178,7 +178,8 @@ func TestGarbageCollectorOff(t *testing.T) {
 	}
 }
 
-// controllerGoroutines counts those in a function of Kubernetes' controllers, or in any.
+// controllerGoroutines counts the goroutines in a function of Kubernetes' controllers, or in any if it is
+// empty.
 func controllerGoroutines(of string) int {
 	stacks := make([]byte, 64<<20)
 	stacks = stacks[:runtime.Stack(stacks, true)]
@@ -191,7 +192,8 @@ func controllerGoroutines(of string) int {
 	return n
 }
 
-// A leader that lost its lock stops, and leads again when it has the lock again.
+// TestLockLost: a leader that loses its lock stops its controllers, and starts them when it has the lock
+// again.
 func TestLockLost(t *testing.T) {
 	s := startFor(t, func(o *generic.Options) { o.DataDir, o.Join.ControllerLeaseDuration = t.TempDir(), time.Second })
 	s.namespace(t)
@@ -244,7 +246,7 @@ func TestTrustBundle(t *testing.T) {
 	})
 }
 
-// An object goes with its owner: Kubernetes' garbage collector runs.
+// TestCascade: an object is deleted with its owner by Kubernetes' garbage collector.
 func TestCascade(t *testing.T) {
 	ctx, ns := t.Context(), shared.namespace(t)
 	maps := shared.kube.CoreV1().ConfigMaps(ns)
@@ -273,7 +275,7 @@ func TestQuota(t *testing.T) {
 	if _, err := shared.kube.CoreV1().Secrets(ns).Create(ctx, secret("b"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota") {
 		t.Errorf("a second secret: %v", err)
 	}
-	// Only the controller counts what was deleted.
+	// Only the quota controller notices deletions.
 	mustDo(t, shared.kube.CoreV1().Secrets(ns).Delete(ctx, "a", metav1.DeleteOptions{}))
 	eventually(t, "room for a secret", func(ctx context.Context) error {
 		_, err := shared.kube.CoreV1().Secrets(ns).Create(ctx, secret("b"), metav1.CreateOptions{})

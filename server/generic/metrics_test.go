@@ -38,15 +38,15 @@ const (
 	monitoringFolder = "../../deploy/monitoring/"
 )
 
-// monitoredMetric finds the metrics in alerts and dashboard; TestExpressions of deploy holds it
-// against PromQL's own parser.
+// monitoredMetric matches the metrics in alerts and dashboard; TestExpressions of deploy compares it
+// with PromQL's own parser.
 var monitoredMetric = regexp.MustCompile(`\b(concord|storage_migrator|apiserver)_[a-z_]+[a-z]\b`)
 
-// eventual are metrics that a server shows only after a write has met a changed StorageVersion,
-// which this test does not bring about: HastyFlips of e2e does, and looks for them on its servers.
+// eventual are metrics that a server has only after a write has met a changed StorageVersion. That
+// does not happen in this test; HastyFlips of e2e looks for them.
 var eventual = sets.New("concord_fence_retries_total", "concord_fence_forwards_total")
 
-// scraped are the metrics of the shared server: names of samples, and types of families.
+// scraped returns the names of samples and the types of metrics that the shared server shows.
 func scraped(ctx context.Context) (samples sets.Set[string], types map[string]string, err error) {
 	raw, err := shared.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(ctx)
 	if err != nil {
@@ -63,8 +63,7 @@ func scraped(ctx context.Context) (samples sets.Set[string], types map[string]st
 	return samples, types, nil
 }
 
-// TestMonitoredMetrics: every metric that an alert or the dashboard names is shown by a running
-// server.
+// TestMonitoredMetrics: every metric in an alert or in the dashboard is shown by a running server.
 func TestMonitoredMetrics(t *testing.T) {
 	reference, err := os.ReadFile(metricsReference)
 	mustDo(t, err)
@@ -96,7 +95,7 @@ func TestMonitoredMetrics(t *testing.T) {
 	}
 }
 
-// migrateSecrets has the server do a migration.
+// migrateSecrets makes a migration of secrets.
 func migrateSecrets(t *testing.T) {
 	t.Helper()
 	client, err := dynamic.NewForConfig(shared.admin)
@@ -111,7 +110,7 @@ func migrateSecrets(t *testing.T) {
 }
 
 // TestReferenceOfMetrics: the metrics of Concord that a running server shows are in the reference,
-// and of that type.
+// with their types.
 func TestReferenceOfMetrics(t *testing.T) {
 	reference, err := os.ReadFile(metricsReference)
 	mustDo(t, err)
@@ -132,16 +131,16 @@ func TestReferenceOfMetrics(t *testing.T) {
 	}
 }
 
-// crowd is how many clients make the flood. A user has 300 places in queues.
+// crowd is the number of clients that send too much. One user has room for 300 requests in queues.
 const crowd = 600
 
-// comeBack is when a client that was refused tries again, as it is told to.
+// comeBack is the time after which a refused client tries again.
 const comeBack = time.Second
 
-// TestFlood: where the clients of one user send more than the server can do, they are told to come
-// back later, and the requests of another user are served, none of them refused. The cost to that
-// user is measured by bench/server. Where etcd does not answer, on a machine that does much besides,
-// either is told to try again, which is no matter of fairness.
+// TestFlood: the clients of one user send more than the server can do. Some are told to come back
+// later, and no request of another user is refused. The delay for that user is measured by
+// bench/server. If etcd does not answer for a moment, on a busy machine, both users are told to try
+// again; that does not count.
 func TestFlood(t *testing.T) {
 	ns := shared.namespace(t)
 	flood, normal := shared.editor(t, ns, "flood"), shared.editor(t, ns, "normal")
@@ -192,7 +191,7 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// pause is over after a time, or with the context.
+// pause waits for d, or until the context ends.
 func pause(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
@@ -200,13 +199,13 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// isOverload says whether a request was refused with 429 and the time after which to come back.
+// isOverload says whether a request was refused with 429 and Retry-After.
 func isOverload(err error) bool {
 	_, delay := apierrors.SuggestsClientDelay(err)
 	return apierrors.IsTooManyRequests(err) && delay
 }
 
-// editor is the client of a new service account that may edit a namespace's objects.
+// editor returns a client of a new service account that may edit the objects of a namespace.
 func (s *running) editor(t *testing.T, ns, name string) kubernetes.Interface {
 	t.Helper()
 	must[*corev1.ServiceAccount](t)(s.kube.CoreV1().ServiceAccounts(ns).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}))
@@ -222,7 +221,7 @@ func (s *running) editor(t *testing.T, ns, name string) kubernetes.Interface {
 	return client
 }
 
-// createOnce creates a ConfigMap, and does not come back where it is told to.
+// createOnce creates a ConfigMap, and does not try again.
 func createOnce(ctx context.Context, client kubernetes.Interface, ns, name string) error {
 	var status int
 	err := client.CoreV1().RESTClient().Post().MaxRetries(0).Namespace(ns).Resource("configmaps").Body(configMap(name, nil)).Do(ctx).StatusCode(&status).Error()
@@ -232,8 +231,8 @@ func createOnce(ctx context.Context, client kubernetes.Interface, ns, name strin
 	return err
 }
 
-// A new storage version of a CRD, and the migration to it, leave the watch cache as it is, and the
-// watches that it serves.
+// TestWatchCacheOutlivesStorageVersion: a new storage version of a CRD, and the migration to it,
+// keep the watch cache and its watches.
 func TestWatchCacheOutlivesStorageVersion(t *testing.T) {
 	ctx, ns := t.Context(), shared.namespace(t)
 	crds, crd := twoVersions(t, "gears")
@@ -283,7 +282,7 @@ func TestWatchCacheOutlivesStorageVersion(t *testing.T) {
 	}
 }
 
-// twoVersions makes a definition with the versions v1, which is stored, and v2.
+// twoVersions makes a CRD with the versions v1, which is stored, and v2.
 func twoVersions(t *testing.T, plural string) (crds apiextensionsclient.CustomResourceDefinitionInterface, crd *apiextensionsv1.CustomResourceDefinition) {
 	t.Helper()
 	crds = apiextensions.NewForConfigOrDie(shared.admin).ApiextensionsV1().CustomResourceDefinitions()
@@ -291,14 +290,14 @@ func twoVersions(t *testing.T, plural string) (crds apiextensionsclient.CustomRe
 	return crds, must[*apiextensionsv1.CustomResourceDefinition](t)(crds.Create(t.Context(), definition, metav1.CreateOptions{}))
 }
 
-// storeIn has a definition of twoVersions stored in one of them.
+// storeIn sets the storage version of a CRD of twoVersions.
 func storeIn(t *testing.T, crds apiextensionsclient.CustomResourceDefinitionInterface, name, version string) {
 	t.Helper()
 	patch := fmt.Sprintf(`[{"op":"replace","path":"/spec/versions/0/storage","value":%t},{"op":"replace","path":"/spec/versions/1/storage","value":%t}]`, version == "v1", version == "v2")
 	must[*apiextensionsv1.CustomResourceDefinition](t)(crds.Patch(t.Context(), name, types.JSONPatchType, []byte(patch), metav1.PatchOptions{}))
 }
 
-// watchCachesFilled says how often watch caches of a resource have listed its objects.
+// watchCachesFilled returns how often watch caches of a resource were filled by a list.
 func watchCachesFilled(t *testing.T, resource string) (times int) {
 	t.Helper()
 	raw := must[[]byte](t)(shared.kube.Discovery().RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))

@@ -18,8 +18,8 @@ import (
 	"github.com/concord-dev/concord/server/generic"
 )
 
-// parse returns options with versions and gates of their own: what is refused would stay in
-// the process's.
+// parse returns options with their own versions and gates, since a refused value would stay in
+// those of the process.
 func parse(t *testing.T, args ...string) *generic.Options {
 	t.Helper()
 	o, err := tryParse(t, args...)
@@ -41,7 +41,8 @@ func tryParse(t *testing.T, args ...string) (*generic.Options, error) {
 	return o, fs.Parse(args)
 }
 
-// TestSeats: the defaults of requests at once are for the machine's cores, up to Kubernetes' own.
+// TestSeats: the default limits of parallel requests depend on the number of cores, up to
+// Kubernetes' own defaults.
 func TestSeats(t *testing.T) {
 	for cores, want := range map[int][2]int{1: {16, 8}, 2: {16, 8}, 4: {32, 16}, 64: {400, 200}} {
 		t.Run(fmt.Sprint(cores), func(t *testing.T) {
@@ -80,7 +81,8 @@ func TestFlagDefaults(t *testing.T) {
 	}
 }
 
-// A name alone means Concord's gate, and upstream's of the same name stays off.
+// TestGates: StorageVersionAPI without a component is Concord's gate, and kube's gate of that name
+// cannot be turned on.
 func TestGates(t *testing.T) {
 	if err := parse(t, "--feature-gates=StorageVersionAPI=true").Complete(); err != nil {
 		t.Error(err)
@@ -92,7 +94,7 @@ func TestGates(t *testing.T) {
 	}
 }
 
-// A flag that is wrong is named alone.
+// TestNegativeBound: the error names the wrong flag only.
 func TestNegativeBound(t *testing.T) {
 	o, err := tryParse(t, "--migration-max-objects-per-second=-5")
 	if err == nil {
@@ -127,7 +129,7 @@ func TestRefusedFlags(t *testing.T) {
 	}
 }
 
-// TestMissingFiles: a server that is given a file which is not there names the flag.
+// TestMissingFiles: if a file that a flag names does not exist, the error names the flag.
 func TestMissingFiles(t *testing.T) {
 	for _, flag := range []string{
 		"--service-account-key-file", "--service-account-signing-key-file", "--authorization-config", "--authentication-config", "--token-auth-file",

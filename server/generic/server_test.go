@@ -33,7 +33,8 @@ import (
 	"github.com/concord-dev/concord/server/generic"
 )
 
-// Anybody may read health and version and nothing else; a wrong token is not anonymous.
+// TestAnonymous: without a token, everybody may read health and version and nothing else; a wrong
+// token is refused.
 func TestAnonymous(t *testing.T) {
 	client := must[*http.Client](t)(rest.HTTPClientFor(rest.AnonymousClientConfig(shared.admin)))
 	for path, want := range map[string]int{
@@ -60,7 +61,7 @@ func TestAnonymous(t *testing.T) {
 	}
 }
 
-// The hook of the proposal (KEP-2339) is one of the checks, and of their metrics.
+// TestHookShown: the post-start hook of KEP-2339 is among the health checks and their metrics.
 func TestHookShown(t *testing.T) {
 	const hook = "poststarthook/built-in-resources-storage-version-updater"
 	for path, want := range map[string]string{"/readyz?verbose=true": hook + " ok", "/metrics/slis": `kubernetes_healthcheck{name="` + hook + `",type="readyz"} 1`} {
@@ -74,7 +75,8 @@ func TestHookShown(t *testing.T) {
 	}
 }
 
-// All features that can be on, in a process of their own: clients prefer CBOR then.
+// TestAllFeatures runs tests with all features on, in a process of their own; clients then prefer
+// CBOR.
 func TestAllFeatures(t *testing.T) {
 	tests := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^(TestCustomResources|TestWatchCacheOutlivesStorageVersion)$", "-test.v")
 	tests.Env = append(os.Environ(), allFeatures+"=yes")
@@ -149,7 +151,8 @@ func TestCustomResources(t *testing.T) {
 	})
 }
 
-// Servers of one cluster share etcd, CA and token key; one of them runs the controllers.
+// TestTwoServers: two servers of one cluster share etcd, CA and token key, and one of them runs the
+// controllers.
 func TestTwoServers(t *testing.T) {
 	dir := t.TempDir()
 	pki, data := filepath.Join(dir, "pki"), filepath.Join(dir, "1")
@@ -168,7 +171,7 @@ func TestTwoServers(t *testing.T) {
 			ids[lease.Name] = true
 		}
 	}
-	if len(ids) != 4 { // each has one of the protocol and one of upstream
+	if len(ids) != 4 { // each has a Lease of the protocol and one of upstream's code
 		t.Errorf("servers of one host have the IDs %v", ids)
 	}
 	if holder := second.leader(t); !ids[holder] {
@@ -176,7 +179,7 @@ func TestTwoServers(t *testing.T) {
 	}
 }
 
-// leader is the server that runs the controllers.
+// leader returns the identity of the server that runs the controllers.
 func (s *running) leader(t *testing.T) string {
 	t.Helper()
 	lease := must[*coordinationv1.Lease](t)(s.kube.CoordinationV1().Leases("kube-system").Get(t.Context(), controllers.LockName, metav1.GetOptions{}))

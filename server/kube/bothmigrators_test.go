@@ -21,8 +21,8 @@ import (
 	stockserver "github.com/concord-dev/concord/server/stock"
 )
 
-// manage starts the real kube-controller-manager with its migrator, and the garbage collector
-// that it needs.
+// manage starts Kubernetes' own kube-controller-manager with its migrator and the garbage collector
+// that this needs.
 func (c *control) manage(s *apiserver) {
 	c.t.Helper()
 	kubeconfig, err := beside.Access{URL: s.URL(), CAFile: filepath.Join(c.Dir, s.Name, "apiserver.crt"), Token: adminToken, Dir: c.Dir}.Kubeconfig(manager)
@@ -32,7 +32,7 @@ func (c *control) manage(s *apiserver) {
 		"--cert-dir="+c.Path(manager), "--leader-elect=false", stockserver.MigratorFlag)
 }
 
-// upstream makes a migration of widgets in Kubernetes' own API.
+// upstream makes a migration of widgets in storagemigration.k8s.io.
 func (s *apiserver) upstream(name string) {
 	s.t.Helper()
 	m := &storagemigrationv1.StorageVersionMigration{Spec: storagemigrationv1.StorageVersionMigrationSpec{Resource: metav1.GroupResource(widgets)}}
@@ -42,7 +42,7 @@ func (s *apiserver) upstream(name string) {
 	}
 }
 
-// told returns the conditions of the migration and of its definition.
+// told returns the conditions of the migration, and the condition StorageMigrating of its CRD.
 func (s *apiserver) told(ctx context.Context, name string) (conditions []metav1.Condition, definition *apiextensionsv1.CustomResourceDefinitionCondition, err error) {
 	m, err := s.Kube().StoragemigrationV1().StorageVersionMigrations().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -55,8 +55,8 @@ func (s *apiserver) told(ctx context.Context, name string) (conditions []metav1.
 	return m.Status.Conditions, apihelpers.FindCRDCondition(crd, apiextensionsv1.StorageMigrating), nil
 }
 
-// done waits until the migration has succeeded, its copy too, and the definition says no more
-// that it runs. It returns whose word the success is.
+// done waits until the migration and its copy have succeeded, and the CRD does not say any more
+// that a migration runs. It returns the reason of the success, which tells whose it is.
 func (s *apiserver) done(timeout time.Duration, name string) (reason string) {
 	s.t.Helper()
 	eventually(s.t, timeout, "both migrators are done with "+name, func(ctx context.Context) error {
@@ -93,15 +93,16 @@ func (s *apiserver) copyDone(ctx context.Context, name string) error {
 	return fmt.Errorf("there is no copy")
 }
 
-// putRightIn is how long storedVersions may lack a version in which something is stored, after
-// kube-controller-manager's migrator has taken it out: an event, a look of the trigger and its
-// write, on a busy machine. To remove the version from the spec meanwhile takes a person longer.
+// putRightIn is how long storedVersions may lack a version that is stored, after
+// kube-controller-manager's migrator has taken it out: the time for a watch event, a step of the
+// trigger and its write, on a busy machine. A person could not remove the version from the spec so
+// fast.
 const putRightIn = 10 * time.Second
 
-// The real kube-controller-manager migrates beside us, under writers, at its own speed, which is
-// higher than ours here. Whichever migrator ends first, storedVersions have all versions that are
-// stored, or have them again in a moment, ours ends when it has migrated, and neither the migration
-// nor the definition says for ever that it runs.
+// testBothMigrators: the real kube-controller-manager migrates beside Concord, while clients write.
+// It is faster than Concord here. Whichever migrator ends first, storedVersions have all versions
+// that are stored, or have them again within a moment; Concord ends when it has migrated; and
+// neither the migration nor the CRD says for ever that a migration runs.
 func testBothMigrators(t *testing.T) {
 	c := newControl(t)
 	slowly := "--migration-max-objects-per-second=100"
@@ -135,8 +136,8 @@ func testBothMigrators(t *testing.T) {
 	t.Logf("%d writes", w.Stop())
 }
 
-// While a stock server lives nothing is agreed: the migration waits, kube-controller-manager's
-// migrator with it, and the objects stay as they are.
+// testMigratorBesideStock: while a stock server lives, servers do not agree. So the migration
+// waits, kube-controller-manager's migrator waits as well, and the objects stay as they are.
 func testMigratorBesideStock(t *testing.T) {
 	c := newControl(t)
 	s := c.ready(ours, "one")

@@ -52,7 +52,7 @@ const (
 	chartWithAllValues = "chart/testdata/all-values.yaml"
 )
 
-// manifests reads the objects of a file under deploy, in its order.
+// manifests reads the objects of a file under deploy, in their order.
 func manifests(t testing.TB, path string) []*unstructured.Unstructured {
 	t.Helper()
 	objects, err := beside.Manifests(filepath.Join(deployFolder, path))
@@ -60,7 +60,7 @@ func manifests(t testing.TB, path string) []*unstructured.Unstructured {
 	return objects
 }
 
-// apply has the server apply an object, server-side and with strict validation, as kubectl does.
+// apply applies an object, server-side and with strict validation, as kubectl does.
 func (s *apiserver) apply(ctx context.Context, mapper meta.RESTMapper, object *unstructured.Unstructured, dryRun ...string) (*unstructured.Unstructured, error) {
 	kind := object.GroupVersionKind()
 	mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
@@ -93,8 +93,8 @@ func (s *apiserver) install(path string) {
 	}
 }
 
-// applied applies an object as soon as the server takes it, and returns it as stored. A guard that
-// was just installed refuses changes of definitions until the server has the objects that it judges by
+// applied applies an object as soon as the server accepts it, and returns it as stored. A policy that
+// was just installed refuses changes of definitions until the server has its parameter objects
 // ("paramKind … not yet synced").
 func (s *apiserver) applied(mapper meta.RESTMapper, object *unstructured.Unstructured) (stored *unstructured.Unstructured) {
 	s.t.Helper()
@@ -105,8 +105,8 @@ func (s *apiserver) applied(mapper meta.RESTMapper, object *unstructured.Unstruc
 	return stored
 }
 
-// TestDeploy applies the manifests of concord controllers to Kubernetes' own kube-apiserver, first
-// on trial. That Helm's chart and kustomize's bases render these is tested in deploy.
+// TestDeploy applies the manifests of concord controllers to Kubernetes' own kube-apiserver, first as
+// a dry run. Package deploy tests that Helm's chart and kustomize's bases render them.
 func TestDeploy(t *testing.T) {
 	t.Parallel()
 	s := newControl(t).ready(stock, "one")
@@ -115,7 +115,7 @@ func TestDeploy(t *testing.T) {
 		for _, object := range manifests(t, path) {
 			dryRun := []string{metav1.DryRunAll}
 			if object.GetKind() == "Namespace" {
-				dryRun = nil // what is in it needs it
+				dryRun = nil // the objects in it need it
 			}
 			if _, err := s.apply(t.Context(), mapper, object, dryRun...); err != nil {
 				t.Errorf("%s: %s %s: %v", path, object.GetKind(), object.GetName(), err)
@@ -131,7 +131,7 @@ func TestDeploy(t *testing.T) {
 	}
 }
 
-// TestDeployedDefinitions: the CustomResourceDefinitions of the manifests are those that servers
+// TestDeployedDefinitions: the CustomResourceDefinitions in the manifests are those that servers
 // install by themselves.
 func TestDeployedDefinitions(t *testing.T) {
 	deployed := map[string]*apiextensionsv1.CustomResourceDefinition{}
@@ -154,7 +154,8 @@ func TestDeployedDefinitions(t *testing.T) {
 	}
 }
 
-// kubeadm makes what kubeadm init makes: certificates, kubeconfigs, and kube-apiserver's flags.
+// kubeadm makes what kubeadm init makes: certificates, kubeconfigs, and the configuration with
+// kube-apiserver's flags.
 func (c *control) kubeadm(port int) *kubeadmapi.InitConfiguration {
 	c.t.Helper()
 	cfg, err := config.DefaultedStaticInitConfiguration()
@@ -168,7 +169,7 @@ func (c *control) kubeadm(port int) *kubeadmapi.InitConfiguration {
 	return cfg
 }
 
-// startMutualEtcd starts an etcd that wants a certificate of its clients, as kubeadm's does.
+// startMutualEtcd starts an etcd that requires client certificates, as kubeadm's does.
 func (c *control) startMutualEtcd(cfg *kubeadmapi.InitConfiguration) (endpoint string) {
 	c.t.Helper()
 	file := func(name string) string { return filepath.Join(cfg.CertificatesDir, name) }
@@ -186,7 +187,7 @@ func (c *control) startMutualEtcd(cfg *kubeadmapi.InitConfiguration) (endpoint s
 	return endpoint
 }
 
-// kubeadmUser is access with one of kubeadm's kubeconfigs.
+// kubeadmUser returns a client configuration from one of kubeadm's kubeconfigs.
 func (c *control) kubeadmUser(name string) *rest.Config {
 	c.t.Helper()
 	config, err := clientcmd.BuildConfigFromFlags("", c.Path(name))
@@ -195,18 +196,18 @@ func (c *control) kubeadmUser(name string) *rest.Config {
 	return config
 }
 
-// The server runs with the flags of kubeadm's static pod, taken from kubeadm's own code, with
-// certificates that kubeadm has made and an etcd that wants them. Only the addresses are other
-// ones: several servers share the test's host.
+// TestKubeadm: the server runs with the flags of kubeadm's static pod, from kubeadm's own code, with
+// certificates that kubeadm has made and an etcd that requires them. Only the addresses are different,
+// since several servers share the test's host.
 func TestKubeadm(t *testing.T) {
 	t.Parallel()
 	c := newFiles(t)
 	port := cluster.FreePort(t)
 	cfg := c.kubeadm(port)
 	endpoint := c.startMutualEtcd(cfg)
-	cfg.Etcd.Local.ExtraArgs = []kubeadmapi.Arg{{Name: "advertise-client-urls", Value: endpoint}} // kube-apiserver is told of them
+	cfg.Etcd.Local.ExtraArgs = []kubeadmapi.Arg{{Name: "advertise-client-urls", Value: endpoint}} // kube-apiserver gets this address
 	pod := controlplane.GetStaticPodSpecs(&cfg.ClusterConfiguration, &cfg.LocalAPIEndpoint, nil)[kubeadmconstants.KubeAPIServer]
-	// As the patch that kubeadm is given has it.
+	// The static pod is patched with the patch of deploy/kubeadm.
 	patched, err := staticpod.PatchStaticPod(&pod, filepath.Join("..", "..", "deploy", "kubeadm"), io.Discard)
 	must(t, err)
 	container := patched.Spec.Containers[0]
@@ -233,7 +234,7 @@ func TestKubeadm(t *testing.T) {
 	s.end()
 }
 
-// bootstrapTokensWork has a node join with a token, as kubeadm join does.
+// bootstrapTokensWork makes a request with a bootstrap token, as kubeadm join does for a node.
 func bootstrapTokensWork(t *testing.T, s *apiserver) {
 	t.Helper()
 	token := &corev1.Secret{
@@ -256,7 +257,7 @@ func bootstrapTokensWork(t *testing.T, s *apiserver) {
 	})
 }
 
-// kubeletsAreRestricted has a kubelet make its own Node, and another one's.
+// kubeletsAreRestricted tries to create, as a kubelet, its own Node and another one.
 func kubeletsAreRestricted(t *testing.T, kubelet kubernetes.Interface) {
 	t.Helper()
 	node := func(name string) error {

@@ -29,19 +29,20 @@ import (
 
 const registry = "/registry/"
 
-// bypassing are the keys, by their beginnings, that kube-apiserver writes without a store of a
-// resource, and why that is safe. ARCHITECTURE.md ("Writers that bypass the fence") has the
-// same list. All are encoded in core/v1, which every release writes and reads.
+// bypassing are the prefixes of the keys that kube-apiserver writes outside of a resource's store,
+// and why that is safe. ARCHITECTURE.md ("Writers that bypass the fence") has the same list. All
+// values are in core/v1, which every release writes and reads.
 var bypassing = map[string]string{
 	"ranges/servicenodeports": "the bitmap of node ports, a RangeAllocation of v1",
 	"masterleases/":           "Endpoints of v1, by which kube-apiservers know each other's addresses; each writes its own",
 	"peerserverleases/":       "Endpoints of v1, by which kube-apiservers proxy to each other; each writes its own",
 }
 
-// compacted holds no object: the revision to which kube-apiservers have compacted etcd.
+// compacted is a key without an object: it has the revision to which kube-apiservers have compacted
+// etcd.
 const compacted = "compact_rev_key"
 
-// agreed waits until all StorageVersions have the reports of so many servers and an agreement.
+// agreed waits until every StorageVersion has the reports of so many servers, and these agree.
 func (s *apiserver) agreed(timeout time.Duration, servers int) map[schema.GroupResource]agree.Encoding {
 	s.t.Helper()
 	agreements := map[schema.GroupResource]agree.Encoding{}
@@ -62,7 +63,7 @@ func (s *apiserver) agreed(timeout time.Duration, servers int) map[schema.GroupR
 	return agreements
 }
 
-// migrated waits until the stored set of every StorageVersion's resource is its agreement alone.
+// migrated waits until the stored set of every reported resource is the agreed encoding alone.
 func (s *apiserver) migrated(timeout time.Duration) {
 	s.t.Helper()
 	eventually(s.t, timeout, "everything is migrated", func(ctx context.Context) error {
@@ -89,7 +90,7 @@ func (c *control) value(ctx context.Context, key string) (agree.Encoding, error)
 	return encoding, nil
 }
 
-// stores are where the objects of the resources are, without the registry's prefix.
+// stores returns the resources by the prefixes of their objects, without the registry's prefix.
 func stores(reported map[schema.GroupResource]agree.Encoding) map[string]schema.GroupResource {
 	found := map[string]schema.GroupResource{}
 	for gr := range reported {
@@ -104,8 +105,8 @@ func stores(reported map[schema.GroupResource]agree.Encoding) map[string]schema.
 	return found
 }
 
-// Everything that kube-apiserver stores is reported, and is stored as reported, for objects of
-// every kind that it serves. The keys stored beside that are exactly those listed above.
+// TestFenced: everything that kube-apiserver stores is reported, and stored as reported, for
+// objects of every kind that it serves. The other keys in etcd are exactly those listed above.
 func TestFenced(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -118,8 +119,8 @@ func TestFenced(t *testing.T) {
 	t.Run("Keys", func(t *testing.T) { nothingElseIsStored(t, c, s) })
 }
 
-// discoveryNamesEncodings compares the reports with the storage version hashes that the server
-// itself publishes for all that it persists.
+// discoveryNamesEncodings compares the reports with the storage version hashes in the server's
+// discovery.
 func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
 	groups, err := s.Kube().Discovery().ServerGroups()
 	must(t, err)
@@ -127,7 +128,7 @@ func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.G
 	for _, version := range metav1.ExtractGroupVersions(groups) {
 		gv, err := schema.ParseGroupVersion(version)
 		must(t, err)
-		list, err := s.Kube().Discovery().ServerResourcesForGroupVersion(version) // not aggregated: with the hashes
+		list, err := s.Kube().Discovery().ServerResourcesForGroupVersion(version) // not the aggregated discovery, which has no hashes
 		must(t, err)
 		for _, r := range list.APIResources {
 			if r.StorageVersionHash == "" {
@@ -135,7 +136,7 @@ func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.G
 			}
 			gr := gv.WithResource(r.Name).GroupResource()
 			if gr == (schema.GroupResource{Group: "events.k8s.io", Resource: "events"}) {
-				gr.Group = "" // one store
+				gr.Group = "" // events of both groups are in one store
 			}
 			unseen.Delete(gr)
 			encoding, err := schema.ParseGroupVersion(string(agreements[gr]))
@@ -145,20 +146,20 @@ func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.G
 			}
 		}
 	}
-	if !unseen.Equal(sets.New(storageversion.Resource)) { // which has no hash, as its only version
+	if !unseen.Equal(sets.New(storageversion.Resource)) { // has no hash in discovery
 		t.Errorf("reported, but not served as stored: %v", unseen)
 	}
 }
 
 // createEverything creates an object of every kind that Kubernetes' own test of storage paths
-// knows, and reads in raw etcd what became of it.
+// knows, and reads its encoding in raw etcd.
 func createEverything(t *testing.T, c *control, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
 	ctx := t.Context()
-	const namespace = "etcdstoragepathtestnamespace" // of that test
+	const namespace = "etcdstoragepathtestnamespace" // is used by that test
 	if _, err := s.Kube().CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	// The default version of a server stands before others, whose objects have other names.
+	// The server's preferred version comes first; the objects of other versions have other names.
 	_, lists, err := s.Kube().Discovery().ServerGroupsAndResources()
 	must(t, err)
 	created := sets.New[schema.GroupResource]()
@@ -222,7 +223,7 @@ func nothingElseIsStored(t *testing.T, c *control, s *apiserver) {
 		found = map[string]bool{}
 		for _, kv := range answer.Kvs {
 			if string(kv.Key) == compacted {
-				continue // after five minutes
+				continue // is written after five minutes
 			}
 			key := strings.TrimPrefix(string(kv.Key), registry)
 			under := func(prefix string) bool { return strings.HasPrefix(key, prefix) }

@@ -22,7 +22,7 @@ import (
 	"github.com/concord-dev/concord/testbed/process"
 )
 
-// Flags that the protocol cannot work with end the server with one line that says so.
+// TestRefused: flags with which the protocol cannot work end the server with one line that says so.
 func TestRefused(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -50,7 +50,7 @@ func TestRefused(t *testing.T) {
 
 var mutatingPolicies = schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"}
 
-// Flags of kube-apiserver, in rows with a check of their effects.
+// testFlags starts servers with flags of kube-apiserver, and checks the effect of each.
 func testFlags(t *testing.T) {
 	c := newControl(t)
 	direct := c.write("egress.yaml", "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n- name: etcd\n  connection: {proxyProtocol: Direct}\n")
@@ -60,7 +60,8 @@ func testFlags(t *testing.T) {
 		flags []string
 		check func(*testing.T, *apiserver, map[schema.GroupResource]agree.Encoding)
 	}{
-		// e2e rotates keys (TestKeyRotation); here is only whether kube-apiserver's flags get there.
+		// e2e rotates keys (TestKeyRotation). This is only to see that kube-apiserver's flags get to
+		// the keyring.
 		"encryption": {[]string{"--encryption-provider-config=" + sealing, "--encryption-provider-config-automatic-reload", "--encryption-provider-config-reload-interval=1s"}, func(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
 			if got := agreements[schema.GroupResource{Resource: "secrets"}]; got.Seal() == "" || got.Plain() != "v1" {
 				t.Errorf("Secrets are agreed to be stored as %s", got)
@@ -147,16 +148,16 @@ func storesPolicies(version string) func(*testing.T, *apiserver, map[schema.Grou
 	}
 }
 
-// flags are those of a command by name.
+// flags are the flags of a command, by name.
 type flags map[string]flagged
 
 type flagged struct{ Type, Default, WithoutValue, Shorthand, Deprecated string }
 
-// listFlags prints the flags of our command and of the stock one. It runs in a process of its
-// own: the stock command takes over the signals.
+// listFlags prints the flags of our command and of the stock one. It runs in a process of its own,
+// since the stock command installs a signal handler.
 func listFlags(out io.Writer) error {
 	stockCommand := stockserver.Command()
-	logs.AddFlags(stockCommand.PersistentFlags()) // as cli.Run does
+	logs.AddFlags(stockCommand.PersistentFlags()) // cli.Run does this, too
 	var both [2]flags
 	for i, command := range []interface{ Flags() *pflag.FlagSet }{kube.NewCommand(), stockCommand} {
 		both[i] = flags{}
@@ -167,7 +168,7 @@ func listFlags(out io.Writer) error {
 	return json.NewEncoder(out).Encode(both)
 }
 
-// runOnce runs the test binary in a role to its end and returns what it printed.
+// runOnce runs the test binary in a role to its end, and returns what it printed.
 func runOnce(t *testing.T, role string, args ...string) []byte {
 	t.Helper()
 	cmd := process.Self(role, args...)
@@ -177,7 +178,7 @@ func runOnce(t *testing.T, role string, args ...string) []byte {
 	return out
 }
 
-// Every flag of the stock command is one of ours too, with the same default.
+// TestCommandLine: every flag of the stock command is also a flag of ours, with the same default.
 func TestCommandLine(t *testing.T) {
 	t.Parallel()
 	var both [2]flags
@@ -196,7 +197,7 @@ func TestCommandLine(t *testing.T) {
 	t.Logf("%d flags are as those of the stock command, which has %d; ours has %d", len(theirs), len(theirs), len(ours))
 }
 
-// The version is printed in the forms that programs read at the stock command.
+// TestVersionFlag: --version prints what the stock command prints, since programs read it.
 func TestVersionFlag(t *testing.T) {
 	t.Parallel()
 	for flag, form := range map[string]*regexp.Regexp{

@@ -36,8 +36,9 @@ func (g guarded) definitions(config *rest.Config) apiextensionsclient.Interface 
 	return client
 }
 
-// impersonating asks as somebody. A ServiceAccount gets its own groups and so its own permissions,
-// others are masters: who may write is decided by the guards alone.
+// impersonating returns a client configuration for a user. A ServiceAccount gets its own groups,
+// and so its own permissions; others are in system:masters, so that only the guards decide what
+// they may write.
 func (g guarded) impersonating(name string) *rest.Config {
 	config := g.as(adminToken)
 	config.Impersonate = rest.ImpersonationConfig{UserName: name, Groups: []string{user.AllAuthenticated, user.SystemPrivilegedGroup}}
@@ -50,7 +51,7 @@ func (g guarded) impersonating(name string) *rest.Config {
 // controllersUser is the identity of concord controllers in the manifests.
 const controllersUser = "system:serviceaccount:concord-system:concord-controllers"
 
-// patch tries a change of the definition on trial, or for good.
+// patch changes the definition, as a dry run if trial is true.
 func (g guarded) patch(ctx context.Context, name, as, change string, trial bool, subresources ...string) error {
 	options := metav1.PatchOptions{}
 	if trial {
@@ -60,8 +61,8 @@ func (g guarded) patch(ctx context.Context, name, as, change string, trial bool,
 	return err
 }
 
-// refuses waits until a change is refused, and with words that help. Guards, and the objects that
-// they judge by, reach the server by watches.
+// refuses waits until a change is refused with these words. Policies and their parameter objects
+// reach the server through watches, so that takes a moment.
 func (g guarded) refuses(what, name, as, change string, words []string, subresources ...string) {
 	g.t.Helper()
 	eventually(g.t, time.Minute, what+" is refused", func(ctx context.Context) error {
@@ -78,7 +79,7 @@ func (g guarded) refuses(what, name, as, change string, words []string, subresou
 	})
 }
 
-// allows waits until a change is let through on trial.
+// allows waits until a dry run of the change succeeds.
 func (g guarded) allows(what, name, as, change string, subresources ...string) {
 	g.t.Helper()
 	eventually(g.t, time.Minute, what+" is allowed", func(ctx context.Context) error {
@@ -86,7 +87,7 @@ func (g guarded) allows(what, name, as, change string, subresources ...string) {
 	})
 }
 
-// define makes a definition with versions v1 and v2, of which v2 is stored and v1 was.
+// define makes a CRD with the versions v1 and v2 that stores v2 and stored v1 before.
 func (g guarded) define(group string) (name string) {
 	g.t.Helper()
 	crd := cluster.Definition(schema.GroupResource{Group: group, Resource: "gadgets"}, "v1")
@@ -106,7 +107,8 @@ func (g guarded) define(group string) (name string) {
 	return crd.Name
 }
 
-// storing is a change that leaves a definition with these versions, of which the last is stored.
+// storing returns a patch that leaves a CRD with these versions, and the last as its storage
+// version.
 func storing(versions ...string) string {
 	type version struct {
 		Name    string         `json:"name"`
@@ -125,7 +127,7 @@ func storing(versions ...string) string {
 	return string(change)
 }
 
-// stored writes the StorageState of the definition, as concord controllers do.
+// stored writes the StorageState of the CRD, as concord controllers do.
 func (g guarded) stored(encodings ...string) {
 	g.t.Helper()
 	state := &migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: guardedCRD}}
@@ -145,7 +147,7 @@ func (g guarded) stored(encodings ...string) {
 }
 
 // TestGuards tries the admission policies of deploy/controllers/guards on Kubernetes' own
-// kube-apiserver with the identities that they are about.
+// kube-apiserver, as the users that they treat differently.
 func TestGuards(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -155,7 +157,7 @@ func TestGuards(t *testing.T) {
 	}
 	other := g.define("example.org")
 	pruned := `{"status":{"storedVersions":["v2"]}}`
-	// Without guards the API server lets all of it through.
+	// Without guards, the API server accepts all of these changes.
 	g.allows("pruning without a guard", guardedCRD, "admin", pruned, "status")
 	g.install(withGuards)
 
@@ -166,7 +168,7 @@ func TestGuards(t *testing.T) {
 			}, "status")
 		}
 		g.allows("pruning by the controllers", guardedCRD, controllersUser, pruned, "status")
-		for _, who := range []string{roles.Trigger.User(), "system:concord-controllers"} { // the second one is of the build before
+		for _, who := range []string{roles.Trigger.User(), "system:concord-controllers"} { // the second user is that of an earlier build
 			g.allows("pruning by "+who+" of Concord's API servers", guardedCRD, who, pruned, "status")
 		}
 		g.allows("another change of the status", guardedCRD, "admin", `{"status":{"storedVersions":["v1","v2"],"conditions":[]}}`, "status")
@@ -208,9 +210,9 @@ func TestGuards(t *testing.T) {
 	})
 }
 
-// withoutDefinition deletes the definition of StorageStates, and all of them with it: then there is
-// nothing to judge by for a server that runs, and one that starts refuses all updates, until the
-// manifests are applied again.
+// withoutDefinition deletes the CRD of StorageStates, and all of them with it. Then a running
+// server has no parameter objects for the policies and accepts changes, and a server that starts
+// refuses all updates until the manifests are applied again.
 func (g guarded) withoutDefinition(c *control, without string) {
 	g.t.Helper()
 	definitions := g.definitions(g.as(adminToken)).ApiextensionsV1().CustomResourceDefinitions()
@@ -240,8 +242,8 @@ func (g guarded) withoutDefinition(c *control, without string) {
 	}
 }
 
-// movesOnlyAtRest tries to move the storage version of a definition that is being migrated, and
-// of another one.
+// movesOnlyAtRest tries to change the storage version of a CRD that is being migrated, and of
+// another one.
 func (g guarded) movesOnlyAtRest(other string) {
 	objects, ctx := g.Objects(), g.t.Context()
 	migration := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "gadgets-1"}}

@@ -25,7 +25,7 @@ import (
 
 var slow = flag.Bool("slow", false, "also run the tests that take more than 20 s each")
 
-// TestSlow holds the tests of rolls, pauses and outages.
+// TestSlow has the tests that take minutes: rolls, pauses and outages.
 func TestSlow(t *testing.T) {
 	if !*slow {
 		t.Log("not run: they take minutes; run them with -slow")
@@ -40,20 +40,20 @@ func TestSlow(t *testing.T) {
 	t.Run("MigratorBesideStock", testMigratorBesideStock)
 }
 
-// The programs that the test binary may be.
+// The roles of the test binary, by name.
 const (
 	ours = "concord" // concord kube-apiserver
-	// earlier is that of Concord's release before this one, a program of its own.
+	// earlier is "concord kube-apiserver" of Concord's last release, which is a program of its own.
 	earlier = "earlier"
 	stock   = "stock" // Kubernetes' own kube-apiserver
 	etcd    = cluster.EtcdProgram
 	// manager is Kubernetes' own kube-controller-manager.
 	manager = "kube-controller-manager"
-	// listing prints the flags of ours and of the stock one.
+	// listing prints the flags of ours and of stock.
 	listing = "flags"
 )
 
-// TestMain has the test binary double as all the programs that the tests run.
+// TestMain makes the test binary run as one of these programs, if it was started in that role.
 func TestMain(m *testing.M) {
 	cluster.Serve()
 	process.Serve(map[string]func(context.Context, []string) error{
@@ -72,7 +72,7 @@ func TestMain(m *testing.M) {
 	os.Exit(cluster.Suite{M: m}.Run())
 }
 
-// start runs the test binary in a role until it ends or the test does.
+// start runs the test binary in a role, until the test ends.
 func start(t testing.TB, role, name, dir string, args ...string) *cluster.Process {
 	t.Helper()
 	p := cluster.NewProcess(t, name, dir, func() *exec.Cmd { return process.Self(role, args...) })
@@ -80,20 +80,20 @@ func start(t testing.TB, role, name, dir string, args ...string) *cluster.Proces
 	return p
 }
 
-// control is a control plane's etcd and files. Servers are added to it.
+// control has the etcd and the files of a control plane. Servers are added to it.
 type control struct {
 	*testbed.Cluster
 	t testing.TB
-	// etcd are the flags with which servers reach it.
+	// etcd are the flags with which servers reach the etcd.
 	etcd []string
 }
 
 func newFiles(t testing.TB) *control { return &control{Cluster: testbed.In(t.TempDir()), t: t} }
 
-// The tokens of --token-auth-file and the users that they stand for.
+// The tokens of --token-auth-file.
 const (
 	adminToken    = testbed.AdminToken
-	strangerToken = "stranger" // authenticated, in no group but system:authenticated
+	strangerToken = "stranger" // of a user in no group but system:authenticated
 )
 
 // newControl starts an etcd of one member.
@@ -125,7 +125,7 @@ func (c *control) prepare() {
 	must(c.t, testbed.WriteFiles(c.Dir, testbed.Admin, strangerToken+",stranger,2"))
 }
 
-// write makes a file and returns its path.
+// write writes a file, and returns its path.
 func (c *control) write(name, content string) string {
 	c.t.Helper()
 	path := c.Path(name)
@@ -133,22 +133,22 @@ func (c *control) write(name, content string) string {
 	return path
 }
 
-// apiserver is a running kube-apiserver, ours or a stock one.
+// apiserver is a running kube-apiserver, Concord's or a stock one.
 type apiserver struct {
 	*cluster.APIServer
 	t testing.TB
 }
 
-// start runs a server with more flags than those every one needs.
+// start starts a server with these flags, beside those that every server needs.
 func (c *control) start(role, name string, flags ...string) *apiserver {
 	c.t.Helper()
 	s := c.add(name, func(at *testbed.Server) *exec.Cmd {
-		args := slices.Concat(testbed.Flags(c.Dir, at.Port, "--cert-dir="+at.Dir), c.etcd) // each makes a certificate of its own
+		args := slices.Concat(testbed.Flags(c.Dir, at.Port, "--cert-dir="+at.Dir), c.etcd) // each server makes its own certificate
 		switch role {
 		case earlier:
 			return exec.Command(cluster.Earlier(c.t), slices.Concat([]string{"kube-apiserver"}, args, flags)...)
 		case ours:
-			args = append(args, "--migration-settle=2s") // flags may say otherwise
+			args = append(args, "--migration-settle=2s") // flags may set another time
 		}
 		return process.Self(role, append(args, flags...)...)
 	})
@@ -157,7 +157,7 @@ func (c *control) start(role, name string, flags ...string) *apiserver {
 	return s
 }
 
-// add returns a server that is not started.
+// add adds a server that is not started.
 func (c *control) add(name string, command func(*testbed.Server) *exec.Cmd) *apiserver {
 	c.t.Helper()
 	at, err := c.Add(name, func(at *testbed.Server) (*exec.Cmd, error) { return command(at), nil })
@@ -173,14 +173,14 @@ func (c *control) ready(role, name string, flags ...string) *apiserver {
 	return s
 }
 
-// end asks the server to end, and it has to do so without an error. kube-apiserver waits up to
-// a minute for a connection that was made in the moment of its end.
+// end sends SIGTERM to the server, which has to end without an error. kube-apiserver waits up to a
+// minute for a connection that was made at that moment.
 func (s *apiserver) end() {
 	s.t.Helper()
 	must(s.t, s.Run().Terminate(s.t.Context(), 3*time.Minute))
 }
 
-// as is access to the server with a token, "" for an anonymous one.
+// as returns a client configuration with a token; "" is for anonymous requests.
 func (s *apiserver) as(token string) *rest.Config {
 	config := testbed.WithToken(s.URL(), token)
 	config.Timeout = 30 * time.Second
@@ -194,7 +194,7 @@ func eventually(t testing.TB, timeout time.Duration, what string, check func(con
 	cluster.EventuallyEach(t, timeout, 20*time.Second, what, check)
 }
 
-// peerFlags have a server proxy requests for resources that it does not serve to peers that do.
+// peerFlags make servers proxy requests for resources that they do not serve to servers that do.
 func (c *control) peerFlags() []string {
 	c.t.Helper()
 	certificate, key, err := certutil.GenerateSelfSignedCertKey("peers", nil, nil)
@@ -204,7 +204,7 @@ func (c *control) peerFlags() []string {
 		"--proxy-client-cert-file=" + file, "--proxy-client-key-file=" + c.write("peers.key", string(key))}
 }
 
-// must is for steps without which a test cannot go on.
+// must ends the test if err is not nil.
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

@@ -32,7 +32,7 @@ import (
 
 var apiServices = schema.GroupVersionResource{Group: "apiregistration.k8s.io", Version: "v1", Resource: "apiservices"}
 
-// disagreed waits until nothing is agreed for the sake of one Lease, and returns its name.
+// disagreed waits until no resource is agreed on because of one Lease, and returns the Lease's name.
 func (s *apiserver) disagreed(timeout time.Duration) (lease string) {
 	s.t.Helper()
 	eventually(s.t, timeout, "nothing is agreed, and it is said why", func(ctx context.Context) (err error) {
@@ -52,12 +52,13 @@ func (s *apiserver) unknown(timeout time.Duration) {
 	})
 }
 
-// Beside a stock kube-apiserver nothing is agreed and nothing migrates, and the stock one works
-// as ever. When it has crashed and its Lease is deleted as told, everything is migrated, also
-// the objects that the stock server, which emulates an older release, has written in another version.
+// TestBesideStock: beside a stock kube-apiserver nothing is agreed on and nothing is migrated, and
+// the stock server works as usual. When it has crashed, and its Lease is deleted as the message says,
+// everything is migrated, also the objects that the stock server, which emulates an older release,
+// wrote in another version.
 func TestBesideStock(t *testing.T) {
 	t.Parallel()
-	const writes = agree.Encoding("admissionregistration.k8s.io/v1beta1") // of policies, which ours writes in v1
+	const writes = agree.Encoding("admissionregistration.k8s.io/v1beta1") // our server writes policies in v1
 	c := newControl(t)
 	migrations := c.follow(migrationv1alpha1.GroupName + "/storageversionmigrations")
 	other := c.ready(stock, "other", "--emulated-version=1.36")
@@ -92,8 +93,8 @@ func TestBesideStock(t *testing.T) {
 	}
 }
 
-// discoveryIsWhole says whether a server's aggregated discovery has groups that it could not
-// ask about, or that nobody serves.
+// discoveryIsWhole waits until a server's aggregated discovery has no group that it could not ask
+// about, and every APIService is available.
 func discoveryIsWhole(t *testing.T, s *apiserver) {
 	t.Helper()
 	eventually(t, time.Minute, "discovery is whole", func(ctx context.Context) error {
@@ -133,7 +134,7 @@ func discoveryIsWhole(t *testing.T, s *apiserver) {
 
 var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 
-// createWidgets creates the definition, which stores v1, and objects.
+// createWidgets creates the CRD, which stores v1, and n objects.
 func (s *apiserver) createWidgets(n int) {
 	s.t.Helper()
 	must(s.t, s.Objects().Create(s.t.Context(), cluster.Definition(widgets, "v1")))
@@ -158,7 +159,7 @@ func widget(name string) *unstructured.Unstructured {
 	return w
 }
 
-// changeCRD changes the definition as a user does.
+// changeCRD changes the CRD as a user does.
 func (s *apiserver) changeCRD(status bool, change func(*apiextensionsv1.CustomResourceDefinition)) {
 	s.t.Helper()
 	eventually(s.t, time.Minute, "the definition is changed", func(ctx context.Context) error {
@@ -174,7 +175,7 @@ func (s *apiserver) changeCRD(status bool, change func(*apiextensionsv1.CustomRe
 	})
 }
 
-// flip has the definition store another version.
+// flip changes the storage version of the CRD.
 func (s *apiserver) flip(stores string) {
 	s.t.Helper()
 	s.changeCRD(false, cluster.Store(stores))
@@ -195,7 +196,7 @@ func (s *apiserver) storedVersions(timeout time.Duration, want ...string) {
 	})
 }
 
-// encodings counts the encodings of the widgets in raw etcd.
+// encodings counts the widgets in raw etcd by encoding.
 func (c *control) encodings() map[agree.Encoding]int {
 	c.t.Helper()
 	answer, err := c.Raw.Get(c.t.Context(), registry+"example.com/widgets/", clientv3.WithPrefix())
@@ -208,13 +209,13 @@ func (c *control) encodings() map[agree.Encoding]int {
 	return found
 }
 
-// The changes of another migrator count for nothing: storedVersions that are pruned while old
-// objects are stored are put right, and pruned again only when Concord has migrated.
+// TestPrunedTooEarly: if another migrator prunes storedVersions while old objects are stored, they
+// are put back. They are pruned again only when Concord has migrated the objects.
 func TestPrunedTooEarly(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
 	s := c.ready(ours, "one")
-	// A stock server keeps the migration from running, so that old objects stay.
+	// Beside a stock server, the migration cannot run, so old objects stay.
 	s.createWidgets(20)
 	s.migrated(time.Minute)
 	other := c.ready(stock, "other")
@@ -231,7 +232,7 @@ func TestPrunedTooEarly(t *testing.T) {
 		}
 		return nil
 	})
-	// As kube-controller-manager's migrator does after a migration that failed.
+	// kube-controller-manager's migrator does this after a migration that failed.
 	s.changeCRD(true, func(crd *apiextensionsv1.CustomResourceDefinition) { crd.Status.StoredVersions = []string{"v2"} })
 	s.storedVersions(time.Minute, "v2", "v1")
 	if found := c.encodings(); found["example.com/v1"] != 20 {
@@ -247,8 +248,8 @@ func TestPrunedTooEarly(t *testing.T) {
 	}
 }
 
-// forget deletes the StorageState, and waits until it is made anew: then nobody knows what is
-// stored, as after the roll from stock servers.
+// forget deletes the StorageState and waits until there is a new one. Its stored set is Unknown, as
+// after a roll from stock servers.
 func (s *apiserver) forget() {
 	s.t.Helper()
 	old := &migrationv1alpha1.StorageState{}

@@ -31,20 +31,20 @@ import (
 	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
-// auditFlags have a server write down every request in audit.log, and refuse owners that the user
-// who names them may not change.
+// auditFlags make a server log every request in audit.log, and refuse owner references to objects that the user may not
+// change.
 func (c *control) auditFlags() []string {
 	policy := c.write("policy.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: [{level: Metadata}]\n")
 	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + filepath.Join(c.Dir, "audit.log"), "--enable-admission-plugins=OwnerReferencesPermissionEnforcement"}
 }
 
-// actInRoles has all controllers of a server that writes down its requests do something, and reads
-// who did what: nothing is refused to them, and all that their roles allow is used.
+// actInRoles makes all controllers of a server with an audit log do something, and reads in the log what each did: no request
+// of theirs is refused, and each of their permissions is used.
 func actInRoles(t *testing.T, c *control, s *apiserver) {
 	s.createWidgets(3)
 	s.migrated(time.Minute)
 	s.flip("v2")
-	s.changeCRD(true, func(crd *apiextensionsv1.CustomResourceDefinition) { // as kube-controller-manager does
+	s.changeCRD(true, func(crd *apiextensionsv1.CustomResourceDefinition) { // kube-controller-manager does this, too
 		apihelpers.SetCRDCondition(crd, apiextensionsv1.CustomResourceDefinitionCondition{
 			Type: apiextensionsv1.StorageMigrating, Status: apiextensionsv1.ConditionTrue, Reason: "Migrating", Message: "Migration mirrored is running",
 		})
@@ -62,7 +62,7 @@ func actInRoles(t *testing.T, c *control, s *apiserver) {
 	for lines.Buffer(nil, 1<<20); lines.Scan(); {
 		var e auditv1.Event
 		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			continue // the last line, which is still being written
+			continue // the last line is not complete yet
 		}
 		who := actor(&e)
 		if strings.Contains(who, ":concord-") && e.ResponseStatus != nil && e.ResponseStatus.Code == 403 {
@@ -81,9 +81,9 @@ func actInRoles(t *testing.T, c *control, s *apiserver) {
 	}
 	for resource, want := range map[string]sets.Set[string]{
 		"storagestates": sets.New("concord-trigger"),
-		// Users make migrations, too.
+		// Users may create migrations, too.
 		"storageversionmigrations": sets.New("admin", "concord-trigger", "concord-migrator", "concord-mirror"),
-		// Servers report as themselves; the collector drops the reports of servers that are gone.
+		// Servers write their own reports; the collector drops those of servers that are gone.
 		"storageversions": sets.New("system:apiserver", "concord-collector"),
 		"clusterversions": sets.New("concord-skew"),
 	} {
@@ -100,8 +100,8 @@ func actInRoles(t *testing.T, c *control, s *apiserver) {
 	}
 }
 
-// rolesAgain deletes the roles and bindings of all controllers, as a clean-up may that takes their names for
-// those of something that is gone: the server makes them again, and migrates.
+// rolesAgain deletes the roles and bindings of all controllers, as a clean-up may that takes them for leftovers: the server
+// makes them again, and migrates.
 func rolesAgain(t *testing.T, s *apiserver) {
 	rbac, ctx := s.Kube().RbacV1(), t.Context()
 	for _, r := range roles.All {
@@ -126,17 +126,17 @@ func rolesAgain(t *testing.T, s *apiserver) {
 	})
 }
 
-// seldom are rules that this does not need.
+// seldom are permissions that this test does not use.
 var seldom = []string{
-	// Nothing fails, and nobody's versions differ.
+	// They are for failures and for different versions of servers.
 	"trigger events", "trigger storageversionmigrations/status", "migrator events", "skew events",
-	// There is nothing without a store.
+	// It is for resources without a store.
 	"migrator apiservices",
-	// An admission plugin asks for it, in the process.
+	// An admission plugin asks for it, inside of the server.
 	"mirror storageversionmigrations/finalizers",
 }
 
-// actor is as whom a request was answered.
+// actor returns the user as which a request was answered.
 func actor(e *auditv1.Event) string {
 	if e.ImpersonatedUser != nil {
 		return e.ImpersonatedUser.Username
@@ -144,10 +144,10 @@ func actor(e *auditv1.Event) string {
 	return e.User.Username
 }
 
-// rule is one of a controller's, and where it holds.
+// rule is a permission of a controller, and the namespace of it.
 type rule struct {
 	rbacv1.PolicyRule
-	namespace string // empty: everywhere
+	namespace string // empty for all namespaces
 }
 
 func (r rule) allows(e *auditv1.Event) bool {
@@ -160,7 +160,7 @@ func (r rule) allows(e *auditv1.Event) bool {
 		(len(r.ResourceNames) == 0 || slices.Contains(r.ResourceNames, e.ObjectRef.Name))
 }
 
-// rules reads the rules of each of our controllers, by its user.
+// rules returns the permissions of each of our controllers, by user.
 func (s *apiserver) rules() map[string][]rule {
 	s.t.Helper()
 	found, ctx := map[string][]rule{}, s.t.Context()
@@ -189,7 +189,7 @@ func (s *apiserver) rules() map[string][]rule {
 	return found
 }
 
-// migrateThroughAPI migrates the ConfigMaps by patches.
+// migrateThroughAPI migrates the ConfigMaps by patches, with the engine API.
 func (s *apiserver) migrateThroughAPI(name string) {
 	s.t.Helper()
 	m := &migrationv1alpha1.StorageVersionMigration{Spec: migrationv1alpha1.StorageVersionMigrationSpec{
@@ -208,18 +208,18 @@ func (s *apiserver) migrateThroughAPI(name string) {
 	})
 }
 
-// TestPermissions compares everybody's permissions on the objects that the protocol lives on with
-// testdata/permissions.txt. With CONCORD_UPDATE=1 it writes that file.
+// TestPermissions compares all users' permissions on the objects of the protocol with testdata/permissions.txt. With
+// CONCORD_UPDATE=1 it writes that file.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
 	s := c.ready(ours, "one")
-	s.migrated(time.Minute) // the controllers' roles are there
+	s.migrated(time.Minute) // then the controllers' roles exist
 	access.Check(t, s.Kube(), filepath.Join("testdata", "permissions.txt"))
 	t.Run("Requests", func(t *testing.T) { requestsAreRefused(t, s) })
 }
 
-// requestsAreRefused sends requests that the table says are refused.
+// requestsAreRefused sends some requests, most of which the table says are refused.
 func requestsAreRefused(t *testing.T, s *apiserver) {
 	for token, want := range map[string]int{"": http.StatusForbidden, strangerToken: http.StatusForbidden, "wrong": http.StatusUnauthorized, adminToken: http.StatusOK} {
 		for _, path := range []string{
@@ -234,8 +234,8 @@ func requestsAreRefused(t *testing.T, s *apiserver) {
 	}
 }
 
-// An etcd that only the egress selector's proxy knows the way to is reached by all that the
-// server does with it: its storage, the fence, its checks.
+// testEgress: an etcd that can be reached only through the egress selector's proxy is reached by the server's storage, the
+// fence and its checks.
 func testEgress(t *testing.T) {
 	c := newControl(t)
 	const known = "etcd.example:2379"
@@ -253,7 +253,7 @@ egressSelections:
 	s.end()
 }
 
-// connectProxy is an HTTP CONNECT proxy on a Unix socket which leads the name known to an address, and nothing else anywhere.
+// connectProxy is an HTTP CONNECT proxy on a Unix socket. It connects the name known to an address, and refuses others.
 func connectProxy(t *testing.T, socket, known, address string) {
 	t.Helper()
 	listener, err := net.Listen("unix", socket)

@@ -19,15 +19,14 @@ import (
 	"github.com/concord-dev/concord/testbed/ledger"
 )
 
-// writeTimeout is how long a write may be tried again: a server that goes answers 503, or not
-// at all.
+// writeTimeout is how long a write may be tried again. A server that ends answers 503, or not at all.
 const writeTimeout = 30 * time.Second
 
 // patience is how long a client waits for an answer.
 const patience = 5 * time.Second
 
-// write has four clients change the first n widgets, each write through one of the servers and, if that fails, through
-// the others. They wait so long for an answer.
+// write starts four clients that change the first n widgets. Each write goes to one of the servers and, if it fails,
+// to the others. answer is the time that a client waits for an answer.
 func write(t *testing.T, answer time.Duration, n int, servers ...*cluster.APIServer) *beside.Traffic {
 	clients := make([]beside.Written, 4)
 	for i := range n {
@@ -37,7 +36,7 @@ func write(t *testing.T, answer time.Duration, n int, servers ...*cluster.APISer
 	return beside.StartTraffic(t, answer, writeTimeout, clients, servers...)
 }
 
-// readable says whether a server reads all widgets.
+// readable asserts that the server lists all widgets.
 func (s *apiserver) readable(n int) {
 	s.t.Helper()
 	list, err := s.widgets().List(s.t.Context(), metav1.ListOptions{})
@@ -49,8 +48,8 @@ func (s *apiserver) readable(n int) {
 	}
 }
 
-// Concord itself is upgraded from the release before, server by server, and rolled back and upgraded
-// again: servers of both releases agree, and migrate whichever of them leads.
+// testOwnUpgrade upgrades Concord from its last release, server by server, rolls it back and upgrades it again.
+// Servers of both releases agree, and migrate, whichever of them is elected.
 func testOwnUpgrade(t *testing.T) {
 	c := newControl(t)
 	servers := []*apiserver{c.ready(earlier, "a-0"), c.ready(earlier, "b-0")}
@@ -83,9 +82,9 @@ func testOwnUpgrade(t *testing.T) {
 	}
 }
 
-// A server is paused in the middle of its writes while the others flip and migrate. When it goes
-// on it writes no old value, although clients still wait for the writes that it had begun. An
-// etcd of three members loses one meanwhile.
+// testPaused: a server is paused in the middle of writes, while the storage version changes and the other server
+// migrates. When it is resumed, it writes no old value, although clients still wait for the writes that it had begun.
+// Meanwhile, the etcd loses one of its three members.
 func testPaused(t *testing.T) {
 	c, members := newReplicated(t)
 	one, two := c.ready(ours, "one"), c.ready(ours, "two")
@@ -103,7 +102,7 @@ func testPaused(t *testing.T) {
 		two.Pause()
 		paused = time.Now()
 		w.Through(one.APIServer)
-		one.readable(50) // Time for the clients to read answers that came before the pause.
+		one.readable(50) // gives the clients time to read answers that were sent before the pause
 		if w.UnderWay(two.APIServer, paused, time.Now()) > 0 {
 			return nil
 		}
@@ -140,7 +139,7 @@ func testPaused(t *testing.T) {
 	}
 }
 
-// follow counts the encodings of all puts of a resource from now until the function that it returns is called.
+// follow records the encodings of all puts of a resource, until the function that it returns is called.
 func (c *control) follow(resource string) func() map[agree.Encoding]int {
 	c.t.Helper()
 	stop, err := ledger.Record(c.t.Context(), c.Raw, registry+resource+"/")
@@ -157,7 +156,7 @@ func (c *control) follow(resource string) func() map[agree.Encoding]int {
 	}
 }
 
-// newReplicated starts an etcd of three members over TLS.
+// newReplicated starts an etcd with three members, over TLS.
 func newReplicated(t *testing.T) (*control, []*cluster.Process) {
 	t.Helper()
 	c := newFiles(t)

@@ -23,8 +23,8 @@ import (
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
-// identities are the identity Leases in the cluster: those of servers, and those that upstream's
-// code keeps in processes of ours.
+// identities returns the identity Leases in the cluster: those of servers, and those that upstream's code keeps in
+// Concord's processes.
 func (s *apiserver) identities(ctx context.Context) (servers, upstream []coordinationv1.Lease, err error) {
 	list, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).List(ctx, metav1.ListOptions{LabelSelector: storageversion.Identities.String()})
 	if err != nil {
@@ -40,8 +40,8 @@ func (s *apiserver) identities(ctx context.Context) (servers, upstream []coordin
 	return servers, upstream, nil
 }
 
-// A webhook for everything that nobody answers keeps no server from joining, and none that runs
-// from staying.
+// testBrokenWebhook: an admission webhook for all requests that does not answer keeps no server from joining, and no
+// running server from staying.
 func testBrokenWebhook(t *testing.T) {
 	c := newControl(t)
 	first := c.ready(ours, "one")
@@ -72,7 +72,7 @@ func testBrokenWebhook(t *testing.T) {
 	})
 	second := c.ready(ours, "two")
 	second.agreed(time.Minute, 2)
-	first.end() // its successor has to be elected and to renew
+	first.end() // the other server has to be elected and to renew Leases
 	before := time.Now()
 	eventually(t, time.Minute, "the second server renews its Leases", func(ctx context.Context) error {
 		lease, err := second.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(ctx, "concord-controllers", metav1.GetOptions{})
@@ -91,9 +91,9 @@ func testBrokenWebhook(t *testing.T) {
 	second.agreed(time.Minute, 1)
 }
 
-// Two servers, each of which has two identity Leases, one of upstream's code: only those of the
-// protocol count, and a crashed server's does for its own time, not for the hour of upstream's.
-// Each controller acts as a user of its own.
+// TestCrash: two servers have two identity Leases each, one of which is upstream's code's. Only those of the
+// protocol count: that of a crashed server counts for its own duration, not for the hour of upstream's. Each
+// controller acts as a user of its own.
 func TestCrash(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -118,9 +118,9 @@ func TestCrash(t *testing.T) {
 	t.Run("RolesAgain", func(t *testing.T) { rolesAgain(t, one) })
 }
 
-// A stock kube-apiserver that is told to stop deletes its Lease, and completes a request that it
-// has begun, in the version that the definition stored then. All others agree before; nothing is
-// migrated and pruned until --migration-settle is over, and that object is migrated with the others.
+// TestLastWriteOfStock: a stock kube-apiserver that is told to stop deletes its Lease, and then completes a request
+// that had begun, in the former storage version. The others agree before that. Nothing is migrated and pruned until
+// --migration-settle is over, and the late object is migrated with the others.
 func TestLastWriteOfStock(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -169,7 +169,7 @@ func TestLastWriteOfStock(t *testing.T) {
 }
 
 // beginCreate sends the head and a part of the body of a request that creates a widget. The function that it returns
-// sends the rest, and the answer has to be success.
+// sends the rest, and fails the test if the request does not succeed.
 func (s *apiserver) beginCreate(name string) (complete func()) {
 	s.t.Helper()
 	address := strings.TrimPrefix(s.URL(), "https://")

@@ -28,7 +28,7 @@ import (
 
 const widgetsPrefix = registry + "example.com/widgets/default/"
 
-// modes are the ways in which clients list.
+// modes are the ways in which clients list objects.
 var modes = map[string]func(context.Context, dynamic.ResourceInterface) (beside.Told, watch.Interface, error){
 	"cached": func(ctx context.Context, c dynamic.ResourceInterface) (beside.Told, watch.Interface, error) {
 		return beside.List(ctx, c, "0")
@@ -39,11 +39,11 @@ var modes = map[string]func(context.Context, dynamic.ResourceInterface) (beside.
 	"streamed": streamed,
 }
 
-// errWatchEnded is the outcome of a list by a watch if the server ends it: it does so to clients
-// that do not keep up.
+// errWatchEnded is the error of a list by a watch that the server has ended, which it does for
+// clients that read too slowly.
 var errWatchEnded = errors.New("the watch ended before its bookmark")
 
-// streamed lists by a watch.
+// streamed lists by a watch with sendInitialEvents.
 func streamed(ctx context.Context, c dynamic.ResourceInterface) (beside.Told, watch.Interface, error) {
 	w, err := c.Watch(ctx, metav1.ListOptions{SendInitialEvents: ptr.To(true), ResourceVersionMatch: metav1.ResourceVersionMatchNotOlderThan, AllowWatchBookmarks: true})
 	if err != nil {
@@ -68,9 +68,10 @@ func streamed(ctx context.Context, c dynamic.ResourceInterface) (beside.Told, wa
 	return beside.Told{}, w, errWatchEnded
 }
 
-// While objects are rewritten in the etcd of a stock kube-apiserver, its lists and watches are
-// as raw etcd has them: each list is the state at its resourceVersion, each watch tells of
-// every write once, in order, and objects that were read can be updated.
+// TestStockServerWatchesARewrite: while objects are rewritten in the etcd of a stock
+// kube-apiserver, its lists and watches agree with raw etcd: each list has the state at its
+// resourceVersion, each watch has every write once and in order, and objects that were read can be
+// updated.
 func TestStockServerWatchesARewrite(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -92,11 +93,12 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 	fenced, err := c.Raw.Put(t.Context(), fence, "")
 	must(t, err)
 	config := s.as(adminToken)
-	config.Timeout = 0 // watches
+	config.Timeout = 0 // for watches
 	dynamicClient, err := dynamic.NewForConfig(config)
 	must(t, err)
 	objects := dynamicClient.Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
-	// Writes before the record are not in it, so the server's cache may not be behind that.
+	// The record does not have earlier writes, so the server's cache must have these before it
+	// begins.
 	eventually(t, time.Minute, "the stock server's cache has all objects", func(ctx context.Context) error {
 		list, err := objects.List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 		if err == nil && len(list.Items) < n {
@@ -137,7 +139,7 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 			return nil
 		})
 	}
-	// One that watches all the time, and resumes.
+	// One client watches all the time, and resumes its watch.
 	whole, w, err := beside.List(ctx, objects, "")
 	must(t, err)
 	group.Go(func() error {
@@ -177,7 +179,7 @@ func TestStockServerWatchesARewrite(t *testing.T) {
 			t.Fatalf("round %d: %+v, %v", round, result.Progress, err)
 		}
 		if round < rounds-1 {
-			// Each client reads at least once between this round and the next.
+			// Each client lists at least once between two rounds.
 			before := readings()
 			eventually(t, time.Minute, "clients read between two rounds", func(context.Context) error {
 				if n := readings() - before; n < 2*clients && ctx.Err() == nil {

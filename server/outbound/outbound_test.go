@@ -17,7 +17,7 @@ import (
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 )
 
-// The aggregator and webhooks both take the resolver of Services as it is.
+// The aggregator and webhooks both accept the resolver of Services.
 var (
 	_ aggregatorapiserver.ServiceResolver = Config{}.Resolver(nil)
 	_ webhook.ServiceResolver             = Config{}.Resolver(nil)
@@ -36,7 +36,7 @@ func TestOwn(t *testing.T) {
 	}
 }
 
-// localServer is a server on the loopback, which counts the requests that get through to it.
+// localServer starts a server on the loopback that counts its requests.
 func localServer(t *testing.T) (port string, reached *atomic.Int32) {
 	t.Helper()
 	reached = &atomic.Int32{}
@@ -49,7 +49,7 @@ func localServer(t *testing.T) (port string, reached *atomic.Int32) {
 	return port, reached
 }
 
-// TestDial goes to a server on the loopback by all the names and notations that there are.
+// TestDial dials a server on the loopback by many names and notations of its address.
 func TestDial(t *testing.T) {
 	port, reached := localServer(t)
 	get := func(c Config, host string) error {
@@ -84,8 +84,8 @@ func TestDial(t *testing.T) {
 	}
 }
 
-// TestRebinding: a name that leads elsewhere when it is looked at, and to this host when it is
-// connected to.
+// TestRebinding: a name has another address when it is checked than when it is dialled; the second
+// one is this host's and is refused.
 func TestRebinding(t *testing.T) {
 	port, reached := localServer(t)
 	c := Config{resolver: answering(t, "192.0.2.1", "127.0.0.1")}
@@ -101,7 +101,8 @@ func TestRebinding(t *testing.T) {
 	}
 }
 
-// answering is a DNS that gives one address after the other, and the last one ever after.
+// answering is a DNS server that returns the addresses one after the other, and then always the
+// last one.
 func answering(t *testing.T, addresses ...string) *net.Resolver {
 	t.Helper()
 	conn, err := net.ListenPacket("udp", "127.0.0.1:0")

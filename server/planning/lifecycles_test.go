@@ -23,7 +23,7 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// moduleDir is where the source of a module is.
+// moduleDir returns the directory of a module's source.
 func moduleDir(t *testing.T, module string) string {
 	t.Helper()
 	out, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", module).Output()
@@ -54,8 +54,8 @@ func discovered(t *testing.T) map[schema.GroupVersionResource]string {
 	return kinds
 }
 
-// TestResourceNames: the names guessed from kinds are those that Kubernetes serves, and nothing that it serves is missing. Its document has
-// all groups but the core one, whose names the next test compares.
+// TestResourceNames: the resource names that are derived from kinds are those that Kubernetes serves, and none of these is missing. The
+// discovery document has all groups except the core group; the next test compares the names of that.
 func TestResourceNames(t *testing.T) {
 	kinds := discovered(t)
 	for _, l := range Lifecycles() {
@@ -97,8 +97,7 @@ func TestCoreNames(t *testing.T) {
 	}
 }
 
-// TestReleases compares the lifecycles with the objects that k8s.io/api keeps of earlier releases: one of every kind that they
-// knew.
+// TestReleases compares the lifecycles with the objects that k8s.io/api keeps of earlier releases: one of each kind that a release has.
 func TestReleases(t *testing.T) {
 	testdata := filepath.Join(moduleDir(t, "k8s.io/api"), "testdata")
 	binary := compat.BinaryVersion()
@@ -108,13 +107,13 @@ func TestReleases(t *testing.T) {
 			dir = "HEAD"
 		}
 		known := kindsOf(t, filepath.Join(testdata, dir))
-		// The kinds that earlier releases can decode by our data, and those that they have.
+		// By the lifecycles, each release can decode exactly the kinds that it has.
 		for _, l := range Lifecycles() {
 			gvk := l.GroupVersion().WithKind(l.Kind)
 			has := decodes(l, release)
 			switch {
-			case strings.HasPrefix(l.Group, "apiextensions.") || strings.HasPrefix(l.Group, "apiregistration."): // not in k8s.io/api
-			case l.Group == "storagemigration.k8s.io" && release.Minor() == 34: // forgotten there
+			case strings.HasPrefix(l.Group, "apiextensions.") || strings.HasPrefix(l.Group, "apiregistration."): // these groups are not in k8s.io/api
+			case l.Group == "storagemigration.k8s.io" && release.Minor() == 34: // k8s.io/api does not have them for 1.34
 			case has && !known.Has(gvk):
 				t.Errorf("%s: does not know %s", release, gvk)
 			case !l.Gone && !before(l.Introduced, release) && known.Has(gvk):
@@ -135,22 +134,22 @@ func decodes(l compat.Lifecycle, release *version.Version) bool {
 	return before(l.Introduced, release) && (l.Removed == nil || l.Removed.GreaterThan(release))
 }
 
-// before: something introduced then is in the release.
+// before says whether something that was introduced then is in the release.
 func before(introduced, release *version.Version) bool {
 	return introduced == nil || !introduced.GreaterThan(release)
 }
 
-// isResource says of a kind that the scheme may have lost a version of whether other versions of it are resources.
+// isResource says whether other versions of a kind are resources. The scheme may not have the given version any more.
 func isResource(gvk schema.GroupVersionKind) bool {
 	return slices.ContainsFunc(Lifecycles(), func(l compat.Lifecycle) bool { return l.Group == gvk.Group && l.Kind == gvk.Kind })
 }
 
-// forgotten are the types that k8s.io/api kept for long after no API server served them, and lost within the range.
+// forgotten says whether a type is one that k8s.io/api kept long after API servers served it, and lost within the range.
 func forgotten(gvk schema.GroupVersionKind) bool {
 	return gvk.Group == "autoscaling" && strings.HasPrefix(gvk.Version, "v2beta") || gvk == schema.GroupVersionKind{Group: "scheduling.k8s.io", Version: "v1alpha1", Kind: "PriorityClass"}
 }
 
-// kindsOf reads the names of the files <group>.<version>.<kind>.json.
+// kindsOf returns the kinds from the names of the files <group>.<version>.<kind>.json.
 func kindsOf(t *testing.T, dir string) sets.Set[schema.GroupVersionKind] {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
@@ -173,7 +172,7 @@ func kindsOf(t *testing.T, dir string) sets.Set[schema.GroupVersionKind] {
 	return kinds
 }
 
-// TestTablesAreNeeded: every row of the tables is about something that is there, so that none outlives its reason.
+// TestTablesAreNeeded: every row of the tables names something that exists, so that no row stays without a reason.
 func TestTablesAreNeeded(t *testing.T) {
 	kinds, versions := known(), sets.New[schema.GroupVersion]()
 	told := sets.New[schema.GroupVersionResource]()
@@ -217,8 +216,8 @@ func TestTablesAreNeeded(t *testing.T) {
 	}
 }
 
-// TestUnfencedHaveOneVersion: the resources whose writes carry no compare are safe as long as nobody can write them in another version: every
-// release that can be emulated, or stand beside one that is, decodes one version of them, the same one, and every plan stores that.
+// TestUnfencedHaveOneVersion: writes of some resources are not fenced. They are safe because nobody can write these in another version: every
+// release that can be emulated, or run beside one that is, decodes exactly one version of them, and every plan stores that version.
 func TestUnfencedHaveOneVersion(t *testing.T) {
 	binary := compat.BinaryVersion()
 	readers := sets.New[string]()
@@ -275,7 +274,7 @@ func TestDecode(t *testing.T) {
 	damaged := strings.Replace(string(encoded), "default", "\xff\xff\xff\xff\xff\xff\xff", 1)
 	for name, test := range map[string]struct {
 		value string
-		// why is a part of the reason; "" if the value decodes.
+		// why is a part of the reason; it is "" if the value decodes.
 		why string
 	}{
 		"protobuf":                               {value: string(encoded)},

@@ -27,14 +27,14 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// TestPlans prints what is planned. A pair of versions is "1.36", with the default min compatibility version, or "1.37/1.37". Commands:
+// TestPlans prints plans. A pair of versions is "1.36", with the default min compatibility version, or "1.37/1.37". Commands:
 //
-//	stored at=1.36 [only=moving]    in which version every resource is stored, and in which Kubernetes 1.37 would by itself; with only,
-//	                                no resource that all pairs of versions store alike
+//	stored at=1.36 [only=moving]    the version in which each resource is stored, and that of Kubernetes 1.37 without a plan; with only,
+//	                                without the resources whose version is the same for all pairs
 //	moved from=1.36 to=1.34 [binary=1.36]
 //	                                the resources that are stored differently
 //	served at=1.36 [face=generic] [config=a=true+b=false] [forward]
-//	                                the versions that are served, without the resources of which only the newest is, and stable
+//	                                the versions that are served, without the resources of which only the newest version is, if that is stable
 //	differs at=1.36 [face=generic] [config=a=true+b=false] [forward]
 //	                                the versions that are served only with the plan, and those only without it
 func TestPlans(t *testing.T) {
@@ -97,7 +97,7 @@ func stored(t *testing.T, d *datadriven.TestData) string {
 	})
 }
 
-// upstream is the version in which Kubernetes 1.37 stores the resource at these versions.
+// upstream returns the version in which Kubernetes 1.37 stores the resource at these versions.
 func upstream(t *testing.T, at string, r compat.ResourcePlan) string {
 	t.Helper()
 	if !legacyscheme.Scheme.IsGroupRegistered(r.Group) {
@@ -112,7 +112,7 @@ func upstream(t *testing.T, at string, r compat.ResourcePlan) string {
 	return stores.encodings[groupResource(r)]
 }
 
-// planOf is the plan of another release's binary, or of this one's if that is empty.
+// planOf returns the plan of another release's binary, or of this binary if binary is empty.
 func planOf(t *testing.T, binary, at string) *compat.Plan {
 	t.Helper()
 	if binary == "" {
@@ -212,7 +212,7 @@ func table(fill func(*tabwriter.Writer)) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fill(w)
-	_ = w.Flush() // a strings.Builder takes everything
+	_ = w.Flush() // a strings.Builder returns no errors
 	if b.Len() == 0 {
 		return "none\n"
 	}
@@ -223,7 +223,7 @@ func table(fill func(*tabwriter.Writer)) string {
 	return strings.Join(lines, "\n")
 }
 
-// TestRuntimeConfig: settings that Kubernetes accepts and ignores are accepted, those that nobody knows are refused.
+// TestRuntimeConfig: settings that Kubernetes accepts and ignores are accepted; settings for APIs that do not exist are refused.
 func TestRuntimeConfig(t *testing.T) {
 	for _, c := range []struct {
 		key, value string
@@ -248,7 +248,7 @@ func TestRuntimeConfig(t *testing.T) {
 	}
 }
 
-// TestOptions: missing options and unknown resources are named.
+// TestOptions: the error names a missing option or an unknown resource.
 func TestOptions(t *testing.T) {
 	for want, o := range map[string]Options{
 		"a plan needs the effective version of component kube": {},
@@ -260,7 +260,7 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-// TestRemovedForOneMoreRelease: Kubernetes' own way of keeping removed APIs for a release stays open.
+// TestRemovedForOneMoreRelease: Kubernetes' environment variable for serving removed APIs one release longer works.
 func TestRemovedForOneMoreRelease(t *testing.T) {
 	addresses := schema.GroupVersionResource{Group: "networking.k8s.io", Version: "v1beta1", Resource: "ipaddresses"}
 	o := Options{Effective: effective(t, "1.37"), RuntimeConfig: map[string]string{"networking.k8s.io/v1beta1": "true"}}
@@ -275,7 +275,7 @@ func TestRemovedForOneMoreRelease(t *testing.T) {
 	}
 }
 
-// TestReadersOfCRDs: every release in range reads the version in which CRDs are stored, which none serves.
+// TestReadersOfCRDs: every release in range can decode the version in which CRDs are stored, v1beta1, which none serves.
 func TestReadersOfCRDs(t *testing.T) {
 	crds := schema.GroupResource{Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}
 	gv, _ := planAt(t, "1.37").Storage(crds)
@@ -294,8 +294,8 @@ func TestReadersOfCRDs(t *testing.T) {
 	}
 }
 
-// TestFormerHome: objects that were stored in the group extensions, before the resource moved, are still decoded, and no plan
-// serves them there.
+// TestFormerHome: objects that were stored in the group extensions, before their resource moved to another group, can still be decoded,
+// and no plan serves them in the group extensions.
 func TestFormerHome(t *testing.T) {
 	plan := planAt(t, "1.34")
 	stores := newFactory(t, effective(t, "1.34"), controlplane.DefaultAPIResourceConfigSource())
@@ -326,12 +326,12 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// builtConfig is the configuration that Kubernetes builds from its flags before any storage is there.
+// builtConfig returns the configuration that Kubernetes builds from its flags, before it builds any storage.
 func builtConfig(t *testing.T, change func(*controlplaneoptions.Options)) (*genericapiserver.Config, *serverstorage.DefaultStorageFactory) {
 	t.Helper()
 	opts := controlplaneoptions.NewOptions()
 	opts.SecureServing.ServerCert.CertDirectory = t.TempDir()
-	opts.Etcd.StorageConfig.Transport.ServerList = []string{"http://127.0.0.1:1"} // never reached
+	opts.Etcd.StorageConfig.Transport.ServerList = []string{"http://127.0.0.1:1"} // is never connected to
 	opts.Authentication.ServiceAccounts.Issuers = []string{"https://example.com"}
 	if change != nil {
 		change(opts)
@@ -345,7 +345,7 @@ func builtConfig(t *testing.T, change func(*controlplaneoptions.Options)) (*gene
 	return config, factory
 }
 
-// TestBuiltConfig: a plan applied to a config that Kubernetes has built reaches the storage that is built from it later, and the APIs.
+// TestBuiltConfig: a plan that is applied to a built config changes the storage that is built from it later, and the APIs.
 func TestBuiltConfig(t *testing.T) {
 	config, factory := builtConfig(t, func(o *controlplaneoptions.Options) {
 		must(t, o.APIEnablement.RuntimeConfig.Set("certificates.k8s.io/v1beta1=true,internal.apiserver.k8s.io/v1alpha1=true"))
@@ -360,7 +360,7 @@ func TestBuiltConfig(t *testing.T) {
 		t.Errorf("with the plan they are stored in %s", got)
 	}
 	beta, versions := bundles.WithVersion("v1beta1"), schema.GroupVersionResource{Group: "internal.apiserver.k8s.io", Version: "v1alpha1", Resource: "storageversions"}
-	source := factory.APIResourceConfigSource // read when APIs are installed
+	source := factory.APIResourceConfigSource // is read when APIs are installed
 	if !source.ResourceEnabled(beta) || !source.ResourceEnabled(versions) {
 		t.Fatal("runtime-config is not in the config")
 	}
@@ -370,7 +370,7 @@ func TestBuiltConfig(t *testing.T) {
 	}
 }
 
-// encodingBy writes an empty object as the storage does that is built from the config.
+// encodingBy returns the version in which the storage built from the config encodes an empty object.
 func encodingBy(t *testing.T, config *genericapiserver.Config, gr schema.GroupResource, kind string) string {
 	t.Helper()
 	example, err := legacyscheme.Scheme.New(schema.GroupVersionKind{Group: gr.Group, Version: runtime.APIVersionInternal, Kind: kind})

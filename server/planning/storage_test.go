@@ -57,7 +57,7 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// effective is a choice of versions: "1.36" with the default min compatibility version, or "1.37/1.37".
+// effective returns the versions of a pair: "1.36" with the default min compatibility version, or "1.37/1.37".
 func effective(t testing.TB, s string) basecompatibility.EffectiveVersion {
 	t.Helper()
 	emulation, minimum, _ := strings.Cut(s, "/")
@@ -78,7 +78,7 @@ func newFactory(t testing.TB, v basecompatibility.EffectiveVersion, resources *s
 	return f
 }
 
-// builtStores gives REST storage nothing to store in, and keeps the version in which the codec of each resource writes.
+// builtStores returns RESTOptions without an etcd, and records the version in which each resource's codec encodes.
 type builtStores struct {
 	factory   serverstorage.StorageFactory
 	encodings map[schema.GroupResource]string
@@ -108,7 +108,7 @@ func (b builtStores) GetRESTOptions(gr schema.GroupResource, example runtime.Obj
 	}, nil
 }
 
-// A face is a control plane as Kubernetes assembles it, all but the core group of kube-apiserver, whose storage needs etcd at once.
+// A face is a control plane as Kubernetes assembles it, without the core group of kube-apiserver, whose storage needs an etcd.
 type face struct {
 	name      string
 	config    func() *serverstorage.ResourceConfig
@@ -155,7 +155,7 @@ func faces() []face {
 	}
 }
 
-// install does with a plan, or without one if that is nil, what Kubernetes does at start: it returns the versions served and the versions stored.
+// install does what Kubernetes does at start, with a plan or without one (nil). It returns the served and the stored versions.
 func (f face) install(t *testing.T, v basecompatibility.EffectiveVersion, o Options, plan *compat.Plan) (sets.Set[schema.GroupVersionResource], map[schema.GroupResource]string, error) {
 	t.Helper()
 	merged, err := resourceconfig.MergeAPIResourceConfigs(f.config(), o.RuntimeConfig, legacyscheme.Scheme)
@@ -201,20 +201,20 @@ func (f face) install(t *testing.T, v basecompatibility.EffectiveVersion, o Opti
 	return served, stores.encodings, nil
 }
 
-// withGatedAPIs switches on the features without which Kubernetes builds no storage for some resources, whatever is served.
+// withGatedAPIs turns on the features without which Kubernetes builds no storage for some resources.
 func withGatedAPIs(t *testing.T) {
 	featuregatetesting.SetFeatureGatesDuringTest(t, utilfeature.DefaultFeatureGate, featuregatetesting.FeatureOverrides{
 		features.EvictionRequestAPI: true, features.GenericWorkload: true, features.CompositePodGroup: true, features.TopologyAwareWorkloadScheduling: true,
 	})
 }
 
-// upstreamGeneric leaves out the resources that package server/generic installs beside upstream's providers.
+// upstreamGeneric returns the resources of the generic face without those that package server/generic installs itself.
 func upstreamGeneric() sets.Set[schema.GroupResource] {
 	return Generic().Difference(genericAlso).Delete(schema.GroupResource{Resource: "services"})
 }
 
-// TestInstalledAsPlanned: with a plan applied, the storage that Kubernetes really builds serves what the plan serves and
-// stores as it says, in both faces, at all pairs of versions. This checks resource names, tables and the two Apply functions together.
+// TestInstalledAsPlanned: with a plan applied, the storage that Kubernetes builds serves and stores what the plan says, in both faces, at all
+// pairs of versions. This checks resource names, tables and the two Apply functions together.
 func TestInstalledAsPlanned(t *testing.T) {
 	withGatedAPIs(t)
 	configs := []struct {

@@ -19,8 +19,8 @@ import (
 
 var writeTable = flag.Bool("write-table", false, "write verdict/lifecycles.txt anew")
 
-// TestTableOfLifecycles: programs that link no Kubernetes know its lifecycles from a table,
-// which says the same as Kubernetes' types.
+// TestTableOfLifecycles: programs that do not link Kubernetes have its lifecycles from a table,
+// which must say the same as Kubernetes' types.
 //
 //	go test ./server/planning -run TableOfLifecycles -write-table
 func TestTableOfLifecycles(t *testing.T) {
@@ -43,7 +43,7 @@ func TestTableOfLifecycles(t *testing.T) {
 	}
 }
 
-// format writes the table's form.
+// format returns the text of the table.
 func format(all []compat.Lifecycle) string {
 	var text strings.Builder
 	release := func(v *version.Version) string {
@@ -67,7 +67,7 @@ func format(all []compat.Lifecycle) string {
 	return text.String()
 }
 
-// TestByRBAC: RBAC counts wherever it stands among a server's authorizers.
+// TestByRBAC: RBAC is found at any place among a server's authorizers.
 func TestByRBAC(t *testing.T) {
 	file := func(authorizers string) *kubeoptions.BuiltInAuthorizationOptions {
 		name := filepath.Join(t.TempDir(), "authorization.json")
