@@ -40,7 +40,7 @@ func gadgets(annotations map[string]string) *apiextensionsv1.CustomResourceDefin
 	return crd
 }
 
-// withGadgets makes clients of an API that has the definition of gadgets.
+// withGadgets returns a builder of a client whose API has the CRD of gadgets.
 func withGadgets(t *testing.T) *fake.ClientBuilder {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -48,8 +48,8 @@ func withGadgets(t *testing.T) *fake.ClientBuilder {
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(gadgets(nil))
 }
 
-// TestChangeIsNoticed: from the parts that are kept of a definition it can be told that its spec has changed, and that its
-// hold was set, or released.
+// TestChangeIsNoticed: the schemas of a definition are dropped from memory. The rest is enough to notice that its spec has
+// changed, or that it was put on hold or released.
 func TestChangeIsNoticed(t *testing.T) {
 	kept := func(annotations map[string]string) *apiextensionsv1.CustomResourceDefinition {
 		obj, err := withoutSchemas(gadgets(annotations))
@@ -87,8 +87,8 @@ func TestChangeIsNoticed(t *testing.T) {
 	}
 }
 
-// TestDefinitionsAreListed: definitions that exist at the start are told of as soon as they are
-// listed, whatever the watch does; here it sends nothing, and no bookmark.
+// TestDefinitionsAreListed: the handlers get the definitions that exist at the start as soon as they are listed. They do
+// not wait for the watch, which here sends nothing, not even a bookmark.
 func TestDefinitionsAreListed(t *testing.T) {
 	var mu sync.Mutex
 	var calls []string
@@ -121,7 +121,7 @@ func TestDefinitionsAreListed(t *testing.T) {
 	}
 }
 
-// TestMissedDefinition: a definition whose event was lost is told of again.
+// TestMissedDefinition: a handler that panicked at a definition's event gets the definition again at the next resync.
 func TestMissedDefinition(t *testing.T) {
 	informer := informDefinitions(withGadgets(t).Build(), time.Second)
 	seen := make(chan string, 1)
@@ -149,8 +149,8 @@ func TestMissedDefinition(t *testing.T) {
 	}
 }
 
-// TestNotStored: a custom resource whose definition this server has not seen yet is no resource
-// that is stored elsewhere, of which a migration's own result would be believed.
+// TestNotStored: a custom resource whose CRD this server has not seen yet does not count as stored elsewhere. Of a
+// resource that is stored elsewhere, the result of a migration would be believed without proof.
 func TestNotStored(t *testing.T) {
 	scheme := runtime.NewScheme()
 	must(t, apiextensionsv1.AddToScheme(scheme))
@@ -164,7 +164,7 @@ func TestNotStored(t *testing.T) {
 	}
 }
 
-// TestAsComponent: the headers that this binary's clients send are those that the filter reads.
+// TestAsComponent: the filter understands the headers by which this binary's clients tell their component and version.
 func TestAsComponent(t *testing.T) {
 	var header http.Header
 	backend := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { header = r.Header.Clone() }))
@@ -189,8 +189,8 @@ func TestAsComponent(t *testing.T) {
 	}
 }
 
-// TestControllersTellThatTheyAre: a server's clients and its controllers' are told apart,
-// and both stand for the emulated release.
+// TestControllersTellThatTheyAre: the clients of a server and those of its controllers tell different components, both
+// with the emulated version.
 func TestControllersTellThatTheyAre(t *testing.T) {
 	var header http.Header
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -227,7 +227,7 @@ func TestControllersTellThatTheyAre(t *testing.T) {
 	}
 }
 
-// TestForbidden: it is seen when a controller is refused something, and not when the server itself is.
+// TestForbidden: the clients notice a 403 for a controller, but not one for the server itself.
 func TestForbidden(t *testing.T) {
 	status := http.StatusNotFound
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))

@@ -12,7 +12,7 @@ import (
 	"github.com/concord-dev/concord/join"
 )
 
-// server is an aggregated API server as its author has it.
+// server is an aggregated API server, as its author may have it.
 type server struct {
 	scheme  *runtime.Scheme
 	options *genericoptions.RecommendedOptions
@@ -30,7 +30,7 @@ func (s *server) run(ctx context.Context) error {
 	if err := s.options.ApplyTo(config); err != nil {
 		return err
 	}
-	// Between the configuration and the server:
+	// Join is called between the configuration and the making of the server.
 	j, err := s.joining.Join(ctx, config, s.options.Etcd, s.scheme)
 	if err != nil {
 		return err
@@ -42,7 +42,7 @@ func (s *server) run(ctx context.Context) error {
 	if err := generic.InstallAPIGroup(s.group); err != nil {
 		return err
 	}
-	// When all that is stored is installed, and before PrepareRun:
+	// Start is called when all API groups are installed, and before PrepareRun.
 	if err := j.Start(generic); err != nil {
 		return err
 	}

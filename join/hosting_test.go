@@ -37,32 +37,32 @@ import (
 	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
-// things is the resource that the aggregated server of the tests stores: Leases by another name.
+// things is the resource that the tests' aggregated server stores. Its objects are Leases.
 var things = schema.GroupResource{Group: "example.com", Resource: "things"}
 
-// hosted is an aggregated server and its host, on one etcd.
+// hosted is an aggregated API server and its host cluster; both use one etcd, with different prefixes.
 type hosted struct {
 	t     *testing.T
 	j     *Join
 	store storage.Interface
-	// local and host are clients of both sides' Leases and StorageVersions; answer and refuse do
-	// not apply to host.
+	// local and host are clients of the Leases and StorageVersions in the server's own etcd and in the host; answer
+	// and refuse do not affect host.
 	local, host client.Client
-	// answer is the status with which the host answers, 0 for its own answers; writes are
-	// refused alone with refuse.
+	// answer is the HTTP status of all the host's answers, or 0 for its real answers. With refuse, the host refuses
+	// writes only.
 	answer atomic.Int32
 	refuse atomic.Bool
-	// only: answer is for StorageVersions only.
+	// only restricts answer to requests for StorageVersions.
 	only atomic.Bool
-	// mute: Leases in the host cannot be written, but for the first time.
+	// mute makes the host refuse updates of Leases; they can be created.
 	mute atomic.Bool
-	// silent: the host forbids to ask whose its StorageVersions are.
+	// silent makes the host forbid the dry run by which the server asks whether the StorageVersions are Concord's.
 	silent atomic.Bool
-	// upstreams: the host's StorageVersions are kube-apiserver's own.
+	// upstreams gives the host kube-apiserver's own StorageVersions.
 	upstreams atomic.Bool
-	// disconnect ends the server's connections to the host, watches too.
+	// disconnect closes the server's connections to the host, with their watches.
 	disconnect func()
-	// early are the deletions of Leases in the host of servers that could still write.
+	// early are the Leases in the host that were deleted while their servers could still write.
 	mu    sync.Mutex
 	early []string
 }
@@ -86,7 +86,7 @@ func newHosted(t *testing.T) *hosted {
 	}
 	hostEtcd, err := Dial(t.Context(), backend("/host"))
 	must(t, err)
-	t.Cleanup(func() { _ = hostEtcd.Close() }) // it is the test's end
+	t.Cleanup(func() { _ = hostEtcd.Close() }) // the test is over
 	groups, err := localGroups(&storing{config: Config{Etcd: backend("/host")}}, hostEtcd.Client())
 	must(t, err)
 	handler, err := local.Handler(groups...)
@@ -107,7 +107,7 @@ func newHosted(t *testing.T) *hosted {
 	return h
 }
 
-// start does what Start does of a generic server.
+// start does what Join.Start does for a generic server.
 func (h *hosted) start(url string) {
 	h.t.Helper()
 	codec, err := jsonCodec(serializer.NewCodecFactory(registry.LeaseScheme), coordinationv1.SchemeGroupVersion)
@@ -143,7 +143,7 @@ func thingKey(obj runtime.Object) (string, error) {
 	return "/things/" + name.Name, err
 }
 
-// hostHandler answers as the test says, and looks whether a buried server can still write.
+// hostHandler answers as the test wants it, and records Leases that are deleted while their server can still write.
 func (h *hosted) hostHandler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch status := int(h.answer.Load()); {
@@ -185,7 +185,7 @@ func (h *hosted) buried(name string) {
 	if err := h.host.List(context.Background(), all, client.HasLabels{storageversion.AggregatedLabel}); err != nil {
 		return
 	}
-	for i := range all.Items { // a later Lease of the same server may stand for it
+	for i := range all.Items { // another Lease of the same server may have taken its place
 		other := &all.Items[i]
 		if other.Name != name && other.Annotations[storageversion.LocalIdentityAnnotation] == local && storageversion.Holds(other) {
 			return
@@ -198,7 +198,7 @@ func (h *hosted) buried(name string) {
 	}
 }
 
-// TestNotStarted: a program that forgets Start is not ready, and says why.
+// TestNotStarted: a server whose program does not call Start is not ready, and its check says why.
 func TestNotStarted(t *testing.T) {
 	j := &Join{}
 	config := genericapiserver.NewConfig(serializer.NewCodecFactory(registry.LeaseScheme))
@@ -218,8 +218,9 @@ func TestNotStarted(t *testing.T) {
 	t.Errorf("there is no check %s", startedCheck)
 }
 
-// TestHostingCutOff: a replica that is cut off from the host goes on writing what it has reported. Its report is lost
-// there, and another replica makes the StorageVersion anew: nobody agrees before the first one is back.
+// TestHostingCutOff: a replica without a connection to the host goes on writing the encoding that it has reported. In
+// the host its report is lost, and another replica makes a new StorageVersion. There is no agreement until the first
+// replica is back.
 func TestHostingCutOff(t *testing.T) {
 	h := newHosted(t)
 	h.wantWritable()
@@ -252,9 +253,9 @@ func TestHostingCutOff(t *testing.T) {
 	})
 }
 
-// TestHostingFlaps: the host loses the report and serves no StorageVersions for a while, as when a server of it is
-// rolled with the gate off, and again. The Leases of the times before do not keep the host from agreeing,
-// and none is left when the server goes.
+// TestHostingFlaps: twice, the host loses the report and serves no StorageVersions for a while, as while a host's
+// server with the gate off is rolled. The Leases that the server had in the host before do not keep the host from
+// agreeing, and none is left when the server stops.
 func TestHostingFlaps(t *testing.T) {
 	h := newHosted(t)
 	h.wantWritable()
@@ -271,7 +272,7 @@ func TestHostingFlaps(t *testing.T) {
 		h.wantWritable()
 	}
 	h.loseAndServeNone()
-	h.only.Store(true) // of Leases it knows all the time
+	h.only.Store(true) // only for StorageVersions; requests for Leases are answered
 	h.answer.Store(http.StatusNotFound)
 	must(t, h.j.running.depart())
 	if left := h.hostLeases(); len(left) != 0 {
@@ -284,8 +285,9 @@ func TestHostingFlaps(t *testing.T) {
 	}
 }
 
-// TestHostingForbids: a host that came to serve StorageVersions, and forbids to ask whose they are, may be one to
-// report to. One whose StorageVersions were another's stays such a one.
+// TestHostingForbids: a host that begins to serve StorageVersions, but forbids to ask whether they are Concord's, may
+// be one to report to, so writes are refused. A host whose StorageVersions were known not to be Concord's is still
+// taken for such a host.
 func TestHostingForbids(t *testing.T) {
 	h := newHosted(t)
 	h.answer.Store(http.StatusNotFound)
@@ -298,7 +300,7 @@ func TestHostingForbids(t *testing.T) {
 	h.wantWritable()
 	h.silent.Store(true)
 	for range 3 {
-		time.Sleep(time.Second) // it is asked each second
+		time.Sleep(time.Second) // the server asks the host every second
 		h.wantWritable()
 	}
 	h.silent.Store(false)
@@ -311,7 +313,7 @@ func TestHostingForbids(t *testing.T) {
 	})
 	h.wantWritable()
 
-	// A Lease of a registration that is gone does not wait for the answer.
+	// The Lease of a registration that has ended is deleted without waiting for that answer.
 	h.silent.Store(true)
 	id := h.j.reporting.member.ID()
 	must(t, h.local.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(id)}}))
@@ -326,8 +328,8 @@ func TestHostingForbids(t *testing.T) {
 	h.wantWritable()
 }
 
-// loseAndServeNone deletes the StorageVersion in the host, and has the server find none served before it has
-// reported again.
+// loseAndServeNone deletes the StorageVersion in the host. Before the server can report again, the host stops serving
+// StorageVersions.
 func (h *hosted) loseAndServeNone() {
 	h.t.Helper()
 	h.refuse.Store(true)
@@ -338,7 +340,7 @@ func (h *hosted) loseAndServeNone() {
 	h.refuse.Store(false)
 }
 
-// hostLeases names the Leases of aggregated servers in the host.
+// hostLeases returns the names of the aggregated servers' Leases in the host.
 func (h *hosted) hostLeases() []string {
 	h.t.Helper()
 	leases := &coordinationv1.LeaseList{}
@@ -350,7 +352,7 @@ func (h *hosted) hostLeases() []string {
 	return names
 }
 
-// reports are those of things.
+// reports returns the reports of things.
 func (h *hosted) reports(c client.Client) []agree.Report {
 	sv := &v1alpha1.StorageVersion{}
 	if err := c.Get(context.Background(), client.ObjectKey{Name: storageversion.Name(things)}, sv); err != nil {
@@ -376,7 +378,7 @@ func (h *hosted) eventually(what string, is func() error) {
 	}
 }
 
-// wantRefused expects that writes are refused for what the host says, for a while.
+// wantRefused expects writes to be refused with a 503 that has this reason, and the server not to be ready.
 func (h *hosted) wantRefused(because string) {
 	h.t.Helper()
 	h.eventually("writes are refused for the host's sake", func() error {
@@ -403,7 +405,7 @@ func (h *hosted) wantRefused(because string) {
 	}
 }
 
-// request asks for a resource through the gate, and returns its answer, or a teapot's.
+// request sends a request through the gate, and returns the gate's answer; 418 means that the gate let it pass.
 func (h *hosted) request(method, resource string) (status int, retryAfter string) {
 	h.t.Helper()
 	gate := h.j.gate(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), serializer.NewCodecFactory(registry.LeaseScheme))
@@ -423,9 +425,9 @@ func (h *hosted) wantWritable() {
 	}
 }
 
-// TestHosting: the host knows the encodings that an aggregated server may write, from the first
-// write to the last, through everything that may happen to the server's registration. Without a
-// host that wants to know the server writes all the same.
+// TestHosting: the host knows the encodings that an aggregated server may write, from its first write to its last,
+// whatever happens to the server's registration. If the host does not serve Concord's StorageVersions, the server
+// writes without it.
 func TestHosting(t *testing.T) {
 	h := newHosted(t)
 	h.answer.Store(http.StatusInternalServerError)
@@ -436,7 +438,7 @@ func TestHosting(t *testing.T) {
 		t.Errorf("%d reports in the own etcd", n)
 	}
 
-	// The host is a kube-apiserver with its own StorageVersions: it is left alone.
+	// The host is a kube-apiserver with StorageVersions of its own: nothing is reported there.
 	h.upstreams.Store(true)
 	h.answer.Store(0)
 	for range 3 {
@@ -464,7 +466,7 @@ func TestHosting(t *testing.T) {
 		t.Fatalf("the host has the reports %v", first)
 	}
 
-	// The report stands, whether the host answers or not.
+	// The server has reported, so it may write whether the host answers or not.
 	h.answer.Store(http.StatusInternalServerError)
 	for range 20 {
 		if err := h.write(); err != nil {
@@ -476,7 +478,7 @@ func TestHosting(t *testing.T) {
 	}
 	h.answer.Store(0)
 
-	// Buried by others, as after a pause: it is registered anew, and reported anew.
+	// Another server has buried this one, as after a pause: it registers and reports again.
 	h.refuse.Store(true)
 	id := h.j.reporting.member.ID()
 	must(t, h.local.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(id)}}))
@@ -497,8 +499,7 @@ func TestHosting(t *testing.T) {
 		return nil
 	})
 
-	// Its Lease in the host was deleted by mistake, and then the host turned into one that
-	// serves no StorageVersions, for a while.
+	// The server's Lease in the host was deleted by mistake; then the host serves no StorageVersions for a while.
 	h.refuse.Store(true)
 	must(t, h.host.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: storageversion.IdentityNamespace, Name: string(h.reports(h.host)[0].Server)}}))
 	h.wantRefused("not reported to the host cluster")

@@ -66,7 +66,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// TestAggregatedOverrides: what k8s.io/apiserver's RecommendedOptions take and ignore is refused.
+// TestAggregatedOverrides: --etcd-servers-overrides, which RecommendedOptions accept and ignore, get into Join's
+// Config.
 func TestAggregatedOverrides(t *testing.T) {
 	etcd := genericoptions.NewEtcdOptions(storagebackend.NewDefaultConfig("/own", nil))
 	etcd.EtcdServersOverrides = []string{"/things#http://127.0.0.1:1"}
@@ -76,12 +77,12 @@ func TestAggregatedOverrides(t *testing.T) {
 	}
 }
 
-// TestAddFlags: the defaults that the help shows are those that apply, whether a program begins with Defaults or not.
+// TestAddFlags: the help shows the defaults that apply, whether the program's Config begins with Defaults or is empty.
 func TestAddFlags(t *testing.T) {
 	for _, test := range []struct {
 		name  string
 		from  Config
-		renew string // as the help shows it
+		renew string // the default of --identity-lease-renew-interval in the help
 		flags []string
 		want  time.Duration // between renewals
 	}{
@@ -112,7 +113,7 @@ func TestCustomResourcesAreTheHosts(t *testing.T) {
 	}
 }
 
-// TestAnotherEtcd: a store that would not be where its StorageVersion is cannot be fenced.
+// TestAnotherEtcd: a store in another etcd than its StorageVersion is refused, since it cannot be fenced.
 func TestAnotherEtcd(t *testing.T) {
 	s := &storing{}
 	s.config.Etcd.Transport.ServerList = []string{"http://127.0.0.1:1"}
@@ -126,8 +127,8 @@ func TestAnotherEtcd(t *testing.T) {
 	}
 }
 
-// TestViewRefused: a role for people that cannot be made keeps nothing else from being made, and is tried again without
-// haste.
+// TestViewRefused: if the ClusterRole for people cannot be made, everything else is made all the same, and the role is
+// tried again after a while.
 func TestViewRefused(t *testing.T) {
 	kube := fake.NewClientset()
 	tries, refuse := 0, true
@@ -159,8 +160,8 @@ func TestViewRefused(t *testing.T) {
 	}
 }
 
-// TestRolesMadeAgain: that roles are made again is told where they are, and not of a controller that is refused for
-// another reason, which is told once.
+// TestRolesMadeAgain: roles that were deleted are made again. If a controller is refused although its roles exist, the
+// message says so, once.
 func TestRolesMadeAgain(t *testing.T) {
 	kube := fake.NewClientset() // its SubjectAccessReviews refuse everything
 	j := &Join{config: Config{RBAC: true}, clients: &clients{kube: kube}}
@@ -177,8 +178,8 @@ func TestRolesMadeAgain(t *testing.T) {
 	}
 }
 
-// TestShutdownDelay: a server departs when its shutdown delay is over, and the hooks that take its address away from
-// clients, which the servers have that it delegates to, run before, once.
+// TestShutdownDelay: a server leaves when its shutdown delay is over. Before that, the pre-shutdown hooks of the
+// servers that it delegates to, such as the hook that removes its address from the endpoints, have run once.
 func TestShutdownDelay(t *testing.T) {
 	t.Parallel()
 	var ran []string
@@ -216,7 +217,7 @@ func TestShutdownDelay(t *testing.T) {
 	}
 }
 
-// Of several versions of storagemigration.k8s.io the best one that is on is mirrored.
+// TestServedMigrations: of several versions of storagemigration.k8s.io the best one that is enabled is mirrored.
 func TestServedMigrations(t *testing.T) {
 	t.Parallel()
 	const group = "/apis/storagemigration.k8s.io/"
@@ -248,8 +249,8 @@ func TestServedMigrations(t *testing.T) {
 	}
 }
 
-// Servers stand for election among their like, and run the controllers of their like: servers that
-// report nothing, and aggregated servers, must not keep the protocol's controllers from running.
+// TestNewLeading: servers that report nothing, and aggregated servers, have elections of their own and run only some of
+// the controllers, so that they do not keep the protocol's controllers from running.
 func TestNewLeading(t *testing.T) {
 	made, err := newClients(Config{Loopback: &rest.Config{Host: "https://127.0.0.1:1"}, RBAC: true, Emulation: version.MustParse("1.2")})
 	must(t, err)
@@ -279,7 +280,7 @@ func TestNewLeading(t *testing.T) {
 	}
 }
 
-// TestStoresNothing: connections, tokens and dry runs are told from what is stored.
+// TestStoresNothing: requests for connections, tokens and dry runs are recognized as those that store nothing.
 func TestStoresNothing(t *testing.T) {
 	t.Parallel()
 	resolver := &apirequest.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
@@ -307,7 +308,8 @@ func TestStoresNothing(t *testing.T) {
 	}
 }
 
-// The reason that an alert names tells a restored etcd, with which servers are to be restarted, from one that is away.
+// TestRefusal: the reason in the metric of the alert tells a restored etcd, after which servers have to be restarted,
+// from an etcd that cannot be written.
 func TestRefusal(t *testing.T) {
 	err := errors.New("etcd")
 	for want, got := range map[string]string{"EtcdRestored": refusalOf(err, err), "EtcdUnwritable": refusalOf(nil, err), "NotReported": refusalOf(nil, nil)} {
@@ -317,14 +319,14 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
-// partlyStale is discovery as it is while the server of one aggregated API is away.
+// partlyStale is the discovery document while the server of one aggregated API is away.
 const partlyStale = `{"kind":"APIGroupDiscoveryList","apiVersion":"apidiscovery.k8s.io/v2","items":[
 {"metadata":{"name":"here.example.com"},"versions":[{"version":"v1","freshness":"Current","resources":[
  {"resource":"things","responseKind":{"group":"here.example.com","version":"v1","kind":"Thing"},"scope":"Namespaced","singularResource":"thing","verbs":["list"]}]}]},
 {"metadata":{"name":"away.example.com"},"versions":[{"version":"v1","freshness":"Stale"}]}]}`
 
-// TestKindsOfAggregated asserts that a resource is not called missing while the server
-// that may serve it is away.
+// TestKindsOfAggregated asserts that a resource does not count as missing while the aggregated API server that may
+// serve it is away.
 func TestKindsOfAggregated(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList")

@@ -26,7 +26,7 @@ import (
 	"github.com/concord-dev/concord/workers"
 )
 
-// metricParts are the parts of a server that have metrics, with what the page says of them.
+// metricParts are the parts of a server that have metrics, with their text on the page.
 var metricParts = []struct {
 	title, who string
 	of         []metrics.Registerable
@@ -54,7 +54,7 @@ that begin with ` + "`storage_migrator_`" + ` have the form of kube-storage-vers
 label ` + "`group`" + ` have the name alone.
 `
 
-// described is the form in which prometheus writes a metric's description.
+// described matches prometheus' text of a metric's description.
 var described = regexp.MustCompile(`^Desc\{fqName: "([^"]+)", help: "\[([A-Z]+)\] (.*)", unit: "[^"]*", constLabels: \{[^}]*\}, variableLabels: \{([^}]*)\}\}$`)
 
 func metricType(m any) string {
@@ -69,12 +69,12 @@ func metricType(m any) string {
 	return "unknown"
 }
 
-// givenName is a gauge of kube-storage-version-migrator, whose users find it here under its name,
-// although that ends as a counter's.
+// givenName is a gauge with the name that it has in kube-storage-version-migrator, since users look
+// for it, although names with _total are for counters.
 const givenName = "storage_migrator_core_migrator_remaining_objects_total"
 
-// lint returns the breaches of Prometheus' conventions in a metric's name, help, unit and labels,
-// whether or not there is anything to show of it yet.
+// lint returns the breaches of Prometheus' conventions in a metric's name, help, unit and labels.
+// The metric needs no value for that.
 func lint(name, help, kind, labels string) ([]promlint.Problem, error) {
 	family := &dto.MetricFamily{Name: &name, Metric: []*dto.Metric{{}}}
 	if help != "" {
@@ -112,7 +112,7 @@ func TestLint(t *testing.T) {
 	}
 }
 
-// TestMetricsReference compares docs/metrics.md with the metrics that there are, which also have to
+// TestMetricsReference compares docs/metrics.md with the metrics of the code, which also have to
 // follow Prometheus' conventions. With CONCORD_UPDATE=1 it writes that page.
 func TestMetricsReference(t *testing.T) {
 	var page strings.Builder

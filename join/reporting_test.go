@@ -37,7 +37,8 @@ import (
 	"github.com/concord-dev/concord/member/hosting"
 )
 
-// refusing answers no request: code that asks for no writes needs no server.
+// refusing implements Permits for tests that write nothing: it fails the test if a store asks for a
+// permission.
 type refusing struct{ t *testing.T }
 
 // Revision implements fence.Permits.
@@ -52,7 +53,8 @@ func (r refusing) Moved(context.Context, schema.GroupResource, agree.Encoding, i
 	return context.Canceled
 }
 
-// newStores returns a storing that stores these resources, as Leases, in an etcd that nobody asks.
+// newStores returns a storing with stores of these resources, whose objects are Leases. Its etcd does
+// not exist, and no test reads or writes.
 func newStores(t *testing.T, resources ...schema.GroupResource) *storing {
 	t.Helper()
 	const nowhere = "http://127.0.0.1:1"
@@ -79,7 +81,8 @@ func newStores(t *testing.T, resources ...schema.GroupResource) *storing {
 
 func newLease() runtime.Object { return &coordinationv1.Lease{} }
 
-// twoVersions knows Leases of v1, the better one, and of v1beta1, and how they are in memory.
+// twoVersions returns a scheme with Leases in the internal version, in v1, which is preferred, and in
+// v1beta1.
 func twoVersions(t *testing.T) *runtime.Scheme {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -91,8 +94,8 @@ func twoVersions(t *testing.T) *runtime.Scheme {
 	return scheme
 }
 
-// The report of a resource is of the version that its store writes, and of those in which the
-// schemes know its kind.
+// TestResourceOf: the report of a resource has the version that its store writes, and the versions in
+// which the schemes know its kind.
 func TestResourceOf(t *testing.T) {
 	t.Parallel()
 	const v1, v1beta1 = "coordination.k8s.io/v1", "coordination.k8s.io/v1beta1"
@@ -140,8 +143,8 @@ func TestResourceOf(t *testing.T) {
 	}
 }
 
-// Every built-in resource that is stored is reported, but for an aggregated server's own
-// Leases and StorageVersions.
+// TestReportsOf: every built-in resource that is stored is reported, except for an aggregated server's
+// own Leases and StorageVersions.
 func TestReportsOf(t *testing.T) {
 	t.Parallel()
 	s := newStores(t, things, registry.Leases, storageversion.Resource)
@@ -174,7 +177,7 @@ func TestReportsOf(t *testing.T) {
 	}
 }
 
-// A version is served where the server has its path, and neither the release nor
+// TestServedAt: a version is served if the server has its path, and neither the emulated release nor
 // --runtime-config turns it off.
 func TestServedAt(t *testing.T) {
 	t.Parallel()
@@ -187,7 +190,7 @@ func TestServedAt(t *testing.T) {
 		{Group: "batch", Version: "v1", Resource: "jobs"}:      true,
 		{Group: "batch", Version: "v1beta1", Resource: "jobs"}: false,
 		cronJobs: false,
-		storageversion.Resource.WithVersion("v1alpha1"):                    true, // installed only after this was asked
+		storageversion.Resource.WithVersion("v1alpha1"):                    true, // the path is installed later
 		{Group: "example.com", Version: "v1", Resource: "storageversions"}: false,
 	} {
 		if got := served(gvr); got != want {
@@ -196,7 +199,7 @@ func TestServedAt(t *testing.T) {
 	}
 }
 
-// switches turn resources off, as a server of the chain does.
+// switches says which resources are enabled, as a server of the chain does.
 type switches sets.Set[schema.GroupVersionResource]
 
 // ResourceEnabled implements resourceEnabled.
@@ -204,7 +207,8 @@ func (s switches) ResourceEnabled(gvr schema.GroupVersionResource) bool {
 	return sets.Set[schema.GroupVersionResource](s).Has(gvr)
 }
 
-// Of several servers in a chain each knows its own resources: one that has a version on is enough.
+// TestSwitchedOn: each of the servers in a chain knows its own resources only, so a version is on if one
+// server has it on.
 func TestSwitchedOn(t *testing.T) {
 	t.Parallel()
 	first, second, third := things.WithVersion("v1"), things.WithVersion("v2"), things.WithVersion("v3")
@@ -220,7 +224,7 @@ func TestSwitchedOn(t *testing.T) {
 	}
 }
 
-// upstream gives options as a generic server has them.
+// upstream returns RESTOptions as a generic server does.
 type upstream struct {
 	config    storagebackend.Config
 	decorator generic.StorageDecorator
@@ -232,7 +236,7 @@ func (u upstream) GetRESTOptions(resource schema.GroupResource, _ runtime.Object
 	return generic.RESTOptions{StorageConfig: u.config.ForResource(resource), Decorator: u.decorator}, u.err
 }
 
-// called is a decorator that notes that it was asked for a store.
+// called returns a decorator that makes no store, and notes its name when it is called.
 func called(name string, last *string) generic.StorageDecorator {
 	return func(*storagebackend.ConfigForResource, string, func(runtime.Object) (string, error), func() runtime.Object, func() runtime.Object,
 		storage.AttrFunc, storage.IndexerFuncs, *cache.Indexers) (storage.Interface, factory.DestroyFunc, error) {
@@ -241,8 +245,8 @@ func called(name string, last *string) generic.StorageDecorator {
 	}
 }
 
-// Everything gets a fenced store, without a watch cache where --watch-cache-sizes says so; in a
-// server that reports nothing it is stored as by Kubernetes.
+// TestDecoratorOf: every resource gets a fenced store; it has no watch cache if --watch-cache-sizes says
+// 0. A server that reports nothing uses Kubernetes' decorator.
 func TestDecoratorOf(t *testing.T) {
 	t.Parallel()
 	var last string
@@ -271,7 +275,7 @@ func TestDecoratorOf(t *testing.T) {
 	}
 }
 
-// A resource that a generic server's options cannot be had for stays an error, and no getter stays none.
+// TestWrap: an error of the wrapped RESTOptionsGetter is passed on, and a nil getter stays nil.
 func TestWrap(t *testing.T) {
 	t.Parallel()
 	s := &storing{}
@@ -284,7 +288,8 @@ func TestWrap(t *testing.T) {
 	}
 }
 
-// The configuration that a generic server shares among its resources is left as it is.
+// TestCompleteCopies: complete does not change the storage configuration that it gets, since resources
+// may share it.
 func TestCompleteCopies(t *testing.T) {
 	t.Parallel()
 	config := storagebackend.Config{}
@@ -299,7 +304,8 @@ func TestCompleteCopies(t *testing.T) {
 	}
 }
 
-// The groups whose codec could encode to several versions get one that names its version.
+// TestCodecOf: groups with a codec that could encode to several versions get a codec for one named
+// version.
 func TestCodecOf(t *testing.T) {
 	t.Parallel()
 	for group, want := range map[string]agree.Encoding{
@@ -322,7 +328,8 @@ func TestCodecOf(t *testing.T) {
 	}
 }
 
-// A wrong flag is named, and a server that reports nothing has no fence.
+// TestNewStoring: the error for a wrong flag names the flag, and a server that reports nothing has no
+// fence.
 func TestNewStoring(t *testing.T) {
 	t.Parallel()
 	j := &Join{config: Config{WatchCacheSizes: []string{"configmaps"}}}
@@ -339,7 +346,7 @@ func TestNewStoring(t *testing.T) {
 	}
 }
 
-// The layout says where stores really keep their objects.
+// TestLayout: the layout has the prefixes under which the stores keep their objects.
 func TestLayout(t *testing.T) {
 	t.Parallel()
 	s := newStores(t, things, registry.Leases)
@@ -354,7 +361,8 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// Each server of the chain says itself what is on; one without a say changes nothing.
+// TestStorageOfAChain: each server of a chain says which of its versions are enabled; a server that does
+// not say so changes nothing.
 func TestStorageOfAChain(t *testing.T) {
 	t.Parallel()
 	j := &Join{storing: &storing{}}
@@ -374,8 +382,8 @@ func TestStorageOfAChain(t *testing.T) {
 	}
 }
 
-// One replica is enough to call a definition established: no server takes a write before it
-// has reported.
+// TestCustomResourcesOfAServer: a definition is established as soon as one server serves it (MasterCount
+// is 1), since no server accepts a write before it has reported.
 func TestCustomResourcesOfAServer(t *testing.T) {
 	t.Parallel()
 	j := &Join{storing: &storing{}, crds: &definitions{convert: &convert.Resources{}}}

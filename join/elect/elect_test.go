@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestElectionTerms asserts that a term begins only when the one before has ended, and
-// that the end of the old one does not end the new one: client-go waits for neither.
+// TestElectionTerms asserts that the controllers of a term start only when those of the term before
+// have ended, and that the end of the old term does not end the new one. client-go ensures neither.
 func TestElectionTerms(t *testing.T) {
 	first, endFirst := context.WithCancel(context.Background())
 	second, endSecond := context.WithCancel(context.Background())
@@ -19,7 +19,7 @@ func TestElectionTerms(t *testing.T) {
 		began <- ctx
 		<-ctx.Done()
 		if ctx == first {
-			<-linger // a controller that is slow to stop
+			<-linger // a controller that stops slowly
 		}
 	}
 	var ended [2]chan struct{}

@@ -11,8 +11,8 @@ import (
 	"github.com/concord-dev/concord/join/roles"
 )
 
-// TestView: servers let people read what a manifest lets them read in clusters without Concord's servers, and
-// Kubernetes' role view takes in both.
+// TestView: the ClusterRole for readers that servers make has the same rules as the manifest for clusters
+// without Concord's servers, and Kubernetes' role view aggregates both.
 func TestView(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/controllers/base/readers.yaml")
 	if err != nil {

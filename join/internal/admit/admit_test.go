@@ -79,7 +79,7 @@ func TestAuthors(t *testing.T) {
 	} {
 		inner := &counting{}
 		g := protocol{Interface: inner, roles: true}
-		// A nil object is no nil interface.
+		// A nil *unstructured.Unstructured in an interface would not be a nil interface.
 		var obj, old runtime.Object
 		operation := admission.Update
 		if test.new != nil {
@@ -106,7 +106,7 @@ func TestAuthors(t *testing.T) {
 	}
 }
 
-// counting is an admission that lets everything pass.
+// counting is an admission plugin that lets everything pass and counts its calls.
 type counting struct{ called int }
 
 func (*counting) Handles(admission.Operation) bool { return true }

@@ -17,7 +17,8 @@ import (
 func TestClientLoad(t *testing.T) {
 	for _, test := range []struct {
 		name string
-		// each request takes so long, and begins so long after the end of the one before.
+		// takes is the duration of each request, after the time between the end of one and the
+		// begin of the next.
 		takes, after time.Duration
 		n            int
 		want         bool
@@ -53,7 +54,7 @@ func TestClientLoad(t *testing.T) {
 }
 
 // TestNoClients: requests of the server's own user and of Concord's controllers do not count as
-// clients'.
+// requests of clients.
 func TestNoClients(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	l := New(clock)
@@ -78,8 +79,8 @@ func TestNoClients(t *testing.T) {
 	}
 }
 
-// TestClientsBefore: a migration that begins learns how long requests took shortly before, unless
-// another one was under way then.
+// TestClientsBefore: a migration that begins gets the latencies of the time directly before it,
+// unless another migration was under way then.
 func TestClientsBefore(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	l := New(clock)
@@ -111,7 +112,8 @@ func TestClientsBefore(t *testing.T) {
 	}
 }
 
-// TestSlowClientsCount: a client that waits for a second is being served, until it is.
+// TestSlowClientsCount: a request that is still waiting counts with the time that it has waited so
+// far.
 func TestSlowClientsCount(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	l := New(clock)
@@ -129,7 +131,8 @@ func TestSlowClientsCount(t *testing.T) {
 	}
 }
 
-// TestClassOf: requests are compared with those that take as long.
+// TestClassOf: requests are put into classes of similar duration, so that latencies can be
+// compared.
 func TestClassOf(t *testing.T) {
 	for want, infos := range map[string][]apirequest.RequestInfo{
 		"read":  {{Verb: "get"}, {Verb: "get", Subresource: "status"}},

@@ -10,8 +10,9 @@ import (
 
 const mib = 1 << 20
 
-// TestCollecting: a collection begins when most of the memory that may be allocated until the next
-// one is allocated, migrations are told of it until it ends, and the next one does not begin soon.
+// TestCollecting: a garbage collection is started when most of the memory up to the runtime's next
+// collection is allocated. Migrations see it until it ends, and the next one is not started soon
+// after.
 func TestCollecting(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var now heap
@@ -50,14 +51,15 @@ func TestCollecting(t *testing.T) {
 	})
 }
 
-// TestHeap reads what the runtime tells.
+// TestHeap reads the numbers of the Go runtime.
 func TestHeap(t *testing.T) {
 	if h := readHeap(); h.allocated == 0 || h.goal == 0 || h.size == 0 {
 		t.Errorf("the runtime tells %+v", h)
 	}
 }
 
-// TestCollectingBesideClients: garbage is collected for the clients, so not where there are none.
+// TestCollectingBesideClients: a garbage collection is started only while clients send requests,
+// since it is for their latency.
 func TestCollectingBesideClients(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, collections := New(clock.RealClock{}), 0

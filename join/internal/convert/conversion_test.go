@@ -26,18 +26,18 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// hook is a real conversion webhook, which a test lets misbehave.
+// hook is a conversion webhook behind a real HTTP server. A test can make it misbehave.
 type hook struct {
 	t *testing.T
 
 	mu    sync.Mutex
-	calls []int // the objects of each call
-	// refuse says which objects it does not convert.
+	calls []int // the number of objects of each call
+	// refuse says of which objects the conversion fails.
 	refuse func(name string) bool
-	// reverse has it answer in the opposite order.
+	// reverse makes it return the objects in the opposite order.
 	reverse bool
-	// answer, if not nil, is asked before every call; an answer that is not 200 is the
-	// status, and 0 none at all.
+	// answer, if not nil, is called for every call and returns the HTTP status; with 0 the
+	// connection is closed without an answer.
 	answer func(r *http.Request, names []string) int
 }
 
@@ -56,7 +56,7 @@ func startHookWithin(t *testing.T, ctx context.Context) (*hook, *webhookConversi
 	return h, newWebhookConversion(crd, schema.GroupVersion{Group: "example.com", Version: "v2"}, convertor, calls)
 }
 
-// startHookOf returns a webhook and the definition that names it.
+// startHookOf starts a webhook, and returns it with a CRD that names it.
 func startHookOf(t *testing.T) (*hook, *apiextensionsv1.CustomResourceDefinition) {
 	t.Helper()
 	h := &hook{t: t}
@@ -134,7 +134,7 @@ func plains(n int) [][]byte {
 
 func ignored(error) {}
 
-// wantConverted asserts that these objects, and no others, were not converted, and why.
+// wantConverted asserts that exactly these objects were not converted, for these reasons.
 func wantConverted(t *testing.T, got []migratestore.Converted, n int, failed map[int]migratestore.Reason) {
 	t.Helper()
 	if len(got) != n {
@@ -154,7 +154,7 @@ func wantConverted(t *testing.T, got []migratestore.Converted, n int, failed map
 	}
 }
 
-// TestWebhookBatch: a piece of a page is converted by one call.
+// TestWebhookBatch: a part of a page of objects is converted by one call.
 func TestWebhookBatch(t *testing.T) {
 	h, w := startHook(t)
 	wantConverted(t, w.convert(t.Context(), plains(100), ignored), 100, nil)
@@ -163,11 +163,11 @@ func TestWebhookBatch(t *testing.T) {
 	}
 }
 
-// TestWebhookRefuses: an object that it refuses does not keep the others of its call from being
-// converted, and neither does a value that cannot be decoded.
+// TestWebhookRefuses: an object that the webhook refuses does not keep the other objects of its
+// call from being converted; nor does a value that cannot be decoded.
 func TestWebhookRefuses(t *testing.T) {
 	h, w := startHook(t)
-	h.refuse = func(name string) bool { return strings.HasSuffix(name, "7") } // every tenth
+	h.refuse = func(name string) bool { return strings.HasSuffix(name, "7") } // every tenth object
 	values := plains(100)
 	values[3], values[4] = []byte("noise"), []byte(`{"apiVersion":"example.com/v0","kind":"Widget","metadata":{"name":"w-4"}}`)
 	failed := map[int]migratestore.Reason{3: migratestore.Undecodable, 4: migratestore.Undecodable}
@@ -184,7 +184,8 @@ func TestWebhookRefuses(t *testing.T) {
 	}
 }
 
-// TestWebhookDown: while it is down for a while objects wait for it; none fails.
+// TestWebhookDown: if the webhook is down for a short time, the conversion waits, and no object
+// fails.
 func TestWebhookDown(t *testing.T) {
 	for name, code := range map[string]int{"no answer": 0, "503": http.StatusServiceUnavailable} {
 		t.Run(name, func(t *testing.T) {
@@ -208,8 +209,8 @@ func TestWebhookDown(t *testing.T) {
 	}
 }
 
-// TestWebhookStaysDown: when it has been down for too long objects fail for it, without
-// another call for each, until it answers again.
+// TestWebhookStaysDown: if the webhook is down for too long, objects fail without another call for
+// each, until the webhook answers again.
 func TestWebhookStaysDown(t *testing.T) {
 	h, w := startHook(t)
 	w.outage.patience = 300 * time.Millisecond
@@ -237,12 +238,12 @@ func TestWebhookStaysDown(t *testing.T) {
 	h.mu.Lock()
 	h.answer = nil
 	h.mu.Unlock()
-	w.outage.probe = time.Time{} // as after some seconds
+	w.outage.probe = time.Time{} // as if some seconds had passed
 	wantConverted(t, w.convert(t.Context(), plains(100), ignored), 100, nil)
 }
 
-// TestWebhookBreaksDown: an object that brings the webhook down fails alone, as long as the
-// webhook answers for others; and so does one for which it answers with an error of its own.
+// TestWebhookBreaksDown: an object that makes the webhook crash, or answer with an error, fails
+// alone, as long as the webhook answers for other objects.
 func TestWebhookBreaksDown(t *testing.T) {
 	for name, code := range map[string]int{"no answer": 0, "500": http.StatusInternalServerError} {
 		t.Run(name, func(t *testing.T) {
@@ -260,8 +261,8 @@ func TestWebhookBreaksDown(t *testing.T) {
 	}
 }
 
-// TestWebhookSlow: one that takes longer for many objects than a call may last is asked for
-// fewer.
+// TestWebhookSlow: a webhook that needs longer for many objects than the timeout of a call gets
+// fewer objects in a call.
 func TestWebhookSlow(t *testing.T) {
 	h, w := startHook(t)
 	w.calls.timeout = 2 * time.Second
@@ -279,8 +280,9 @@ func TestWebhookSlow(t *testing.T) {
 	}
 }
 
-// TestWebhookHangs: one that takes calls and never answers is known to be down after a call of
-// many objects and two of a single object, the second of which asks whether it was that object.
+// TestWebhookHangs: a webhook that never answers counts as down after three calls: one with many
+// objects and two with a single object. The second of these finds out whether the first object was
+// the reason.
 func TestWebhookHangs(t *testing.T) {
 	h, w := startHook(t)
 	w.calls.timeout, w.outage.patience = 200*time.Millisecond, 100*time.Millisecond
@@ -300,7 +302,8 @@ func TestWebhookHangs(t *testing.T) {
 	}
 }
 
-// TestWebhookCancelled: a migration that is to end does not wait for a webhook that hangs.
+// TestWebhookCancelled: a migration whose context is cancelled does not wait for a webhook that
+// hangs.
 func TestWebhookCancelled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	h, w := startHookWithin(t, ctx)

@@ -27,8 +27,8 @@ func widgetCodec(t *testing.T) customCodec {
 	return customCodec{convertor: convertor, encoding: schema.GroupVersion{Group: "example.com", Version: "v2"}}
 }
 
-// TestCustomCodec asserts that a rewrite changes a custom resource's version and nothing
-// else (I5): a field that no schema knows any more stays.
+// TestCustomCodec asserts that a rewrite changes only the version of a custom resource (I5): a
+// field that is in no schema any more stays.
 func TestCustomCodec(t *testing.T) {
 	codec := widgetCodec(t)
 	shortcut := renaming(widgetDefinition, "example.com/v2")

@@ -11,7 +11,7 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// literally decodes a value with its numbers as they are written, and without the fields that a
+// literally decodes a value and keeps its numbers as they are written. It drops the fields that a
 // migration and the test's webhook change.
 func literally(t *testing.T, value []byte) map[string]any {
 	t.Helper()
@@ -26,7 +26,8 @@ func literally(t *testing.T, value []byte) map[string]any {
 	return content
 }
 
-// odd draws a custom resource with numbers as no encoder of Kubernetes writes them.
+// odd returns a random custom resource with numbers that no encoder of Kubernetes would write like
+// this.
 func odd(seed uint64) []byte {
 	g := generator{rand.New(rand.NewPCG(seed, 2))}
 	number := func() string {
@@ -46,9 +47,9 @@ func odd(seed uint64) []byte {
 		seed, 1+g.IntN(9), value(3), number())
 }
 
-// TestNumbersStay: in whatever way a custom resource is converted, its numbers stay written as
-// they are: by name, by the codec where that cannot be, and by a webhook that decodes and
-// encodes them as everybody does.
+// TestNumbersStay: the numbers of a custom resource stay written as they are, in each way of
+// conversion: by replacing the version's name, by the codec if that is not possible, and by a
+// webhook that decodes and encodes them as most webhooks do.
 func TestNumbersStay(t *testing.T) {
 	codec, shortcut := widgetCodec(t), renaming(widgetDefinition, "example.com/v2")
 	_, hook := startHook(t)
@@ -78,7 +79,8 @@ func TestNumbersStay(t *testing.T) {
 	}
 }
 
-// TestChangedNumbers: a number that a webhook changes is the webhook's, and not the one from before.
+// TestChangedNumbers: a number that a webhook changes is stored as the webhook returned it, and not
+// as it was before.
 func TestChangedNumbers(t *testing.T) {
 	for _, test := range []struct{ was, is, want string }{
 		{`{"a":1.0}`, `{"a":1}`, `{"a":1.0}`},

@@ -16,8 +16,8 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// TestShortcutAgreesWithTheCodec draws values, sound ones, odd ones and broken ones, and asserts
-// that the codec rewrites every value that the shortcut rewrites, to the same content.
+// TestShortcutAgreesWithTheCodec generates correct, unusual and broken values. If the shortcut
+// rewrites a value, the codec must rewrite it as well, to the same content.
 func TestShortcutAgreesWithTheCodec(t *testing.T) {
 	codec, shortcut := widgetCodec(t), renaming(widgetDefinition, "example.com/v2")
 	const rounds = 60_000
@@ -75,8 +75,8 @@ func bySlowPath(codec customCodec, stored []byte) ([]byte, error) {
 	return out.Bytes(), err
 }
 
-// contentOf decodes as every reader of custom resources does. A whole number may have been
-// written as a float, which JSON does not tell apart.
+// contentOf decodes as every reader of custom resources does. A whole number may have been written
+// as a float, for JSON the two are the same.
 func contentOf(t *testing.T, value []byte) any {
 	t.Helper()
 	u := &unstructured.Unstructured{}
@@ -104,7 +104,7 @@ func wholeNumbers(v any) any {
 	return v
 }
 
-// generator draws stored values as text, so that they can be values that no encoder writes.
+// generator makes stored values as text, so that it can also make values that no encoder writes.
 type generator struct{ *rand.Rand }
 
 func (g generator) oneOf(all ...string) string { return all[g.IntN(len(all))] }

@@ -26,7 +26,7 @@ import (
 	"github.com/concord-dev/concord/stored/storedtest"
 )
 
-// A migration gives way as it says itself, and else as the server's flags do.
+// TestBounds: the bounds in a migration's spec come before the server's flags.
 func TestBounds(t *testing.T) {
 	for _, test := range []struct {
 		flag *time.Duration
@@ -51,7 +51,7 @@ var (
 	widgetsResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 )
 
-// values are a store that has nothing else.
+// values is a store with these values only.
 type values []string
 
 // Range implements migratestore.Reader.
@@ -63,7 +63,7 @@ func (v values) Range(context.Context, string, string, int64, int64) (migratesto
 	return page, nil
 }
 
-// A rewrite after which a value is not as it should be is no success.
+// TestProve: a rewrite is no success if a value is stored in another encoding after it.
 func TestProve(t *testing.T) {
 	const old, current = `{"apiVersion":"example.com/v1","kind":"Widget"}`, `{"apiVersion":"example.com/v2","kind":"Widget"}`
 	target := &migratestore.Target{GroupResource: widgetsResource, Encoding: "example.com/v2", Prefix: "/widgets/", Transformer: identity.NewEncryptCheckTransformer()}
@@ -81,7 +81,7 @@ func TestProve(t *testing.T) {
 	}
 }
 
-// hiding is a store that does not show a key for as long as the engine reads.
+// hiding is a store that hides a key from the engine's reads.
 type hiding struct {
 	migratestore.KV
 	key string
@@ -94,7 +94,7 @@ func (h hiding) Range(ctx context.Context, start, end string, limit, revision in
 	return page, err
 }
 
-// idle is an engine that finds nothing to do.
+// idle is an engine that does nothing and reports success.
 type idle struct{}
 
 // Rewrite implements claim.Rewriter.
@@ -102,8 +102,8 @@ func (idle) Rewrite(context.Context, claim.Job, func(claim.Progress)) (claim.Res
 	return claim.Result{}, nil
 }
 
-// Neither engine's word is taken for it that no value needs the old key: one value that it did
-// not meet, and there is no success.
+// TestProvenByACensus: neither engine is trusted that no value needs the old key. If there is one value
+// that the engine did not meet, the migration is no success.
 func TestProvenByACensus(t *testing.T) {
 	etcd := storedtest.Start(t)
 	const secret = `{"apiVersion":"v1","kind":"Secret","metadata":{"name":"x","namespace":"default"}}`
@@ -182,14 +182,15 @@ func TestProvenByACensus(t *testing.T) {
 	}
 }
 
-// The counts and failures of an engine are told as the API has them, each under the API's reason for it.
+// TestProgress: an engine's counts and failures are put into the API's fields, each failure under the
+// API's reason.
 func TestProgress(t *testing.T) {
 	p := migratestore.Progress{Expected: 20, Total: 21, Rewritten: 8, AlreadyCurrent: 4, Gone: 2, Changed: 3, Failures: 7}
 	for i := range p.ByReason {
 		p.ByReason[i] = 1
 	}
 	want := claim.Progress{Total: 19, Done: 12, Failed: 7, Conflicts: 3, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
-		migrationv1alpha1.FailureDoesNotDecode:     2, // as does a value that cannot be decrypted
+		migrationv1alpha1.FailureDoesNotDecode:     2, // includes values that cannot be decrypted
 		migrationv1alpha1.FailureConversionWebhook: 1,
 		migrationv1alpha1.FailureTooLarge:          1,
 		migrationv1alpha1.FailureConflict:          1,

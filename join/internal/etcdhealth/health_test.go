@@ -17,9 +17,9 @@ import (
 	"github.com/concord-dev/concord/testbed/etcdtest"
 )
 
-// TestEtcdHealth follows an etcd that ends and comes back.
+// TestEtcdHealth follows an etcd that is stopped and started again.
 func TestEtcdHealth(t *testing.T) {
-	dir, err := os.MkdirTemp("", "health") // short enough for a socket
+	dir, err := os.MkdirTemp("", "health") // its path is short enough for a Unix socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	config := etcdtest.Config(dir+"/data", url.URL{Scheme: "unix", Path: dir + "/etcd.sock"})
@@ -59,9 +59,9 @@ func TestEtcdHealth(t *testing.T) {
 	etcd.Close()
 }
 
-// TestEtcdHealthPermitted: the user of etcd may read nothing but the prefix.
+// TestEtcdHealthPermitted: the check works with a user of etcd that may read nothing but the prefix.
 func TestEtcdHealthPermitted(t *testing.T) {
-	dir, err := os.MkdirTemp("", "health") // short enough for a socket
+	dir, err := os.MkdirTemp("", "health") // its path is short enough for a Unix socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	etcd, err := etcdtest.Start(etcdtest.Config(dir+"/data", url.URL{Scheme: "unix", Path: dir + "/etcd.sock"}))
@@ -91,7 +91,7 @@ func TestEtcdHealthPermitted(t *testing.T) {
 	}
 }
 
-// TestEtcdHealthOrder: answers that come late say nothing about questions that were asked later.
+// TestEtcdHealthOrder: an answer that comes late does not count if a later request was answered before.
 func TestEtcdHealthOrder(t *testing.T) {
 	start := time.Now()
 	at := func(seconds int) time.Time { return start.Add(time.Duration(seconds) * time.Second) }
@@ -123,8 +123,8 @@ func TestEtcdHealthOrder(t *testing.T) {
 	}
 }
 
-// TestEtcdHealthBack: an etcd that is at a lower revision than before was restored; an answer that was overtaken by a
-// later one tells nothing.
+// TestEtcdHealthBack: an etcd with a lower revision than before was restored from a backup. An answer does not count
+// if a later request was answered before.
 func TestEtcdHealthBack(t *testing.T) {
 	revision := int64(7)
 	var during func()
@@ -173,8 +173,8 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// TestEtcdSpace: a refused put tells at once; an answer that may be older than a refusal does
-// not undo it, and without an answer the state that was known stands.
+// TestEtcdSpace: a put that etcd refuses for lack of space counts at once. An answer that may be older than that
+// refusal does not undo it, and while there is no answer, the last known state stays.
 func TestEtcdSpace(t *testing.T) {
 	var s *space
 	alarm, failure, during := false, error(nil), func() {}

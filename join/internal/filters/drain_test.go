@@ -27,9 +27,9 @@ func request(verb, group, resource string, u user.Info) *http.Request {
 	return r.WithContext(apirequest.WithUser(ctx, u))
 }
 
-// TestDrain asserts the order of a graceful stop (DESIGN 3.4): writes under way land
-// before the server is idle, new ones are refused with a retriable 503, and the requests
-// that the server itself sends, and reads, still pass. Nobody waits for an open exec.
+// TestDrain asserts the order of a graceful stop (DESIGN 3.4): writes under way are finished before
+// the server is idle; new writes are refused with a 503 and Retry-After; reads, and the server's
+// own requests, still pass. The stop does not wait for an open exec.
 func TestDrain(t *testing.T) {
 	client := &user.DefaultInfo{Name: "somebody", Groups: []string{user.SystemPrivilegedGroup}}
 	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
@@ -99,7 +99,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestStopping: a server that stops does not have its own requests repeated, and tells others to.
+// TestStopping: a server that stops answers clients with Retry-After, but not its own user and its
+// controllers, which stop with it.
 func TestStopping(t *testing.T) {
 	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
 	client := &user.DefaultInfo{Name: "somebody", Groups: []string{user.SystemPrivilegedGroup}}
@@ -130,8 +131,9 @@ func TestStopping(t *testing.T) {
 	}
 }
 
-// TestTurnedAway has the first handlers of a custom resource be closed as apiextensions closes
-// an old one: the client gets the answer of the one after them, or is told what is changing.
+// TestTurnedAway closes the first handlers of a custom resource as apiextensions closes old
+// handlers. The request is repeated, so that the client gets the answer of the next handler; or the
+// client is told what is changing.
 func TestTurnedAway(t *testing.T) {
 	for _, test := range []struct {
 		closed int
@@ -178,7 +180,7 @@ func TestTurnedAway(t *testing.T) {
 	}
 }
 
-// TestOtherUnavailable: other answers of 503 pass, also those without a body.
+// TestOtherUnavailable: other 503 answers are passed on, also those without a body.
 func TestOtherUnavailable(t *testing.T) {
 	for _, want := range []string{"", "the gate is closed"} {
 		recorder := httptest.NewRecorder()

@@ -16,14 +16,15 @@ import (
 	"github.com/concord-dev/concord/compat"
 )
 
-// recorded are warnings in the order in which they came.
+// recorded are warnings, in order.
 type recorded []string
 
 // AddWarning implements warning.Recorder.
 func (r *recorded) AddWarning(_, text string) { *r = append(*r, text) }
 
-// TestWithEmulation: deprecations that come after the emulated release are not warned of, and
-// a refusal of a name that CEL does not know says which version decides that.
+// TestWithEmulation: there is no warning of a deprecation that is later than the emulated release. If a
+// write is refused because CEL does not know a name, a warning says that the min compatibility version
+// decides which names it knows.
 func TestWithEmulation(t *testing.T) {
 	const (
 		early   = "example.com/v1beta1 Widget is deprecated in v1.35+, unavailable in v1.40+"
@@ -83,7 +84,8 @@ func TestWithEmulation(t *testing.T) {
 	}
 }
 
-// TestWithEmulationEmpty: a refusal keeps its status also where nothing, or something later, is written.
+// TestWithEmulationEmpty: an error answer keeps its status also if nothing is written after it, or only
+// a flush.
 func TestWithEmulationEmpty(t *testing.T) {
 	window := compat.Window{Emulation: version.MustParse("1.37"), MinCompatibility: version.MustParse("1.36")}
 	for name, write := range map[string]func(http.ResponseWriter){
@@ -109,12 +111,13 @@ func TestWithEmulationEmpty(t *testing.T) {
 	}
 }
 
-// TestDeprecatedMetricFollowsEmulation: apiserver_requested_deprecated_apis tells of APIs that the
-// emulated release deprecates, and all other metrics are as they were.
+// TestDeprecatedMetricFollowsEmulation: the metric apiserver_requested_deprecated_apis has only APIs
+// that are deprecated in the emulated release. Other metrics do not change.
 func TestDeprecatedMetricFollowsEmulation(t *testing.T) {
 	apimetrics.Register()
 	deprecations := map[string]string{"gadgets": "1.36", "gizmos": "1.37"}
-	// server answers as Kubernetes' does: with a warning, the metric, and the page of metrics.
+	// server behaves like Kubernetes' server: it sends a warning, counts the request, and serves the
+	// metrics.
 	server := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == metricsPath {
 			legacyregistry.Handler().ServeHTTP(w, r)
@@ -131,7 +134,7 @@ func TestDeprecatedMetricFollowsEmulation(t *testing.T) {
 	}{
 		"an older release is emulated": {"1.36", true, []string{"gadgets"}},
 		"none is":                      {compat.Binary, true, []string{"gadgets", "gizmos"}},
-		"metrics are not served":       {"1.36", false, []string{"gadgets", "gizmos"}}, // as without us
+		"metrics are not served":       {"1.36", false, []string{"gadgets", "gizmos"}}, // as in Kubernetes
 	} {
 		t.Run(name, func(t *testing.T) {
 			apimetrics.Reset()

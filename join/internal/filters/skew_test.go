@@ -23,7 +23,7 @@ import (
 
 var skewWindow = compat.Window{Emulation: version.MustParse("1.36"), MinCompatibility: version.MustParse("1.35")}
 
-// counts is a counter metric that forgets nothing.
+// counts is a counter metric in memory.
 type counts struct {
 	mu sync.Mutex
 	of map[string]int
@@ -38,7 +38,7 @@ func (c *counts) add(component compat.Component, v compat.Verdict) {
 	c.of[string(component)+" "+v.String()]++
 }
 
-// lines is a logger that keeps what it is told.
+// lines returns a logger that appends its lines to a slice.
 func lines(to *[]string) logr.Logger {
 	return funcr.New(func(_, args string) { *to = append(*to, args) }, funcr.Options{})
 }
@@ -52,8 +52,8 @@ func sent(userAgent, header, by string) *http.Request {
 	return r.WithContext(apirequest.WithUser(r.Context(), &user.DefaultInfo{Name: by}))
 }
 
-// TestSkewFilter: requests outside the skew are counted, each offender is named once, and
-// every request is served.
+// TestSkewFilter: requests from components outside of the allowed skew are counted, each such
+// component is logged once, and every request is served.
 func TestSkewFilter(t *testing.T) {
 	counted, logged, served := &counts{}, []string{}, 0
 	h := newSkewFilter(skewWindow, counted.add, lines(&logged)).
@@ -104,8 +104,8 @@ func TestSkewFilter(t *testing.T) {
 	}
 }
 
-// TestSkewOfItself: requests that Kubernetes' own code in this process sends tell no version, and
-// are not counted; requests of that name that others send are.
+// TestSkewOfItself: requests that Kubernetes' code in this process sends have no version and are
+// not counted. Requests under the same user name from elsewhere are.
 func TestSkewOfItself(t *testing.T) {
 	counted := &counts{}
 	h := newSkewFilter(skewWindow, counted.add, logr.Discard()).wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
@@ -119,8 +119,8 @@ func TestSkewOfItself(t *testing.T) {
 	}
 }
 
-// TestSkewFilterIsBounded: clients that make up headers and users cost neither memory nor
-// log, and are all counted.
+// TestSkewFilterIsBounded: clients that invent headers and user names fill neither memory nor the
+// log, and all their requests are counted.
 func TestSkewFilterIsBounded(t *testing.T) {
 	counted, logged := &counts{}, []string{}
 	f := newSkewFilter(skewWindow, counted.add, lines(&logged))
@@ -152,7 +152,7 @@ func TestSkewFilterConcurrently(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	// Of 1.0 to 1.499 three are allowed: 1.35 to 1.37.
+	// Of the minor versions 0 to 499, the three from 1.35 to 1.37 are allowed.
 	if want := map[string]int{"kubectl older": 8 * 35, "kubectl newer": 8 * 462}; !maps.Equal(counted.of, want) {
 		t.Errorf("counted %v, want %v", counted.of, want)
 	}

@@ -34,7 +34,7 @@ func serving(handler http.Handler) *Transport {
 	return p
 }
 
-// guarded has the filters of a server that find out who asks and whether he may.
+// guarded adds the filters of a server for authentication and authorization.
 func guarded(handler http.Handler) http.Handler {
 	tokens := bearertoken.New(authenticator.TokenFunc(func(_ context.Context, token string) (*authenticator.Response, bool, error) {
 		switch token {
@@ -123,7 +123,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// The handler sees that its sender has gone, and is not called for one that has.
+// TestCancelled: the handler's context ends when the sender's does, and the handler is not called
+// for a sender whose context has ended already.
 func TestCancelled(t *testing.T) {
 	begun := make(chan struct{})
 	p := serving(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -138,13 +139,13 @@ func TestCancelled(t *testing.T) {
 	if err := <-done; !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled: %v", err)
 	}
-	if err := p.patch(ctx, t, &rest.Config{}); !errors.Is(err, context.Canceled) { // begun is closed once
+	if err := p.patch(ctx, t, &rest.Config{}); !errors.Is(err, context.Canceled) { // a second call of the handler would panic, since it closes begun
 		t.Errorf("cancelled before: %v", err)
 	}
 }
 
-// TestFlushed asserts that a handler behind the server's filters, as the proxy to
-// aggregated APIs is, can flush an answer that comes in pieces.
+// TestFlushed asserts that a handler behind the server's filters, such as the proxy to aggregated
+// APIs, can flush a part of its answer.
 func TestFlushed(t *testing.T) {
 	flushes := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, "first,")
