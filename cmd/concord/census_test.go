@@ -35,7 +35,8 @@ func runCensus(ctx context.Context, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// censusRows runs the command with JSON output and returns "resource encoding" to objects.
+// censusRows runs the command with JSON output and returns the census, and the number of objects by
+// "resource encoding".
 func censusRows(t *testing.T, args ...string) (migratestore.Census, map[string]int64) {
 	t.Helper()
 	out, err := runCensus(t.Context(), append(args, "-o", "json")...)
@@ -56,7 +57,7 @@ func requireNoError(t *testing.T, err error) {
 	}
 }
 
-// storedWidgets are more than are read page by page.
+// storedWidgets is more than one page of a census.
 const storedWidgets = 3000
 
 // startData starts an etcd in a data directory short enough for a socket and puts
@@ -155,7 +156,7 @@ func files(t *testing.T, dir string) map[string]string {
 func TestCensusAfterCrash(t *testing.T) {
 	dataDir, etcd, client := startData(t)
 	crashed := t.TempDir()
-	requireNoError(t, etcd.Close()) // brings the database up to date
+	requireNoError(t, etcd.Close()) // etcd writes the database to disk
 	copyTree(t, filepath.Join(dataDir, embedded.EtcdDirName), filepath.Join(crashed, embedded.EtcdDirName))
 	_ = client.Close()
 	etcd, err := embedded.StartEtcd(t.Context(), dataDir)
@@ -232,7 +233,7 @@ func TestCensusErrors(t *testing.T) {
 	damageLogs(t, damagedLog)
 	requireNoError(t, os.Truncate(backend(truncated), int64(3*os.Getpagesize())))
 	overwrite(t, backend(overwritten))
-	db, err := bolt.Open(backend(dataDir), 0o600, nil) // as an etcd that has no socket yet
+	db, err := bolt.Open(backend(dataDir), 0o600, nil) // opens and locks the database, as an etcd does that has no socket yet
 	requireNoError(t, err)
 	defer func() { _ = db.Close() }()
 
@@ -284,7 +285,8 @@ func damageLogs(t *testing.T, dataDir string) {
 	}
 }
 
-// overwrite damages every page of a database but the two that say where the others are.
+// overwrite damages every page of a bolt database except the two meta pages, which say where the
+// others are.
 func overwrite(t *testing.T, file string) {
 	t.Helper()
 	content, err := os.ReadFile(file)
@@ -295,7 +297,8 @@ func overwrite(t *testing.T, file string) {
 	requireNoError(t, os.WriteFile(file, content, 0o600))
 }
 
-// TestCensusVerifies: with --verify values that do not decode are named, in the table and as JSON.
+// TestCensusVerifies: with --verify, a census names the values that do not decode, in the table and
+// in JSON.
 func TestCensusVerifies(t *testing.T) {
 	_, etcd, client := startData(t)
 	defer func() { requireNoError(t, etcd.Close()) }()

@@ -38,7 +38,8 @@ import (
 	"github.com/concord-dev/concord/stored"
 )
 
-// serve answers the lists that the command asks for, and returns a kubeconfig.
+// serve runs a server that answers the lists which the command asks for, except the absent ones, and
+// returns a kubeconfig for it.
 func (c *cluster) serve(t *testing.T, absent ...string) string {
 	t.Helper()
 	var states migrationv1alpha1.StorageStateList
@@ -77,7 +78,8 @@ func (c *cluster) serve(t *testing.T, absent ...string) string {
 	return kubeconfig(t, s.URL)
 }
 
-// serveCensuses has those served that there are, and the StorageVersions that they are fenced by.
+// serveCensuses serves the censuses of the cluster, and the StorageVersions that the command reads
+// before and after each census.
 func (c *cluster) serveCensuses(mux *http.ServeMux) {
 	answer := func(path string, obj any) {
 		mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
@@ -107,7 +109,7 @@ func (c *cluster) serveCensuses(mux *http.ServeMux) {
 	}
 }
 
-// count has a server count objects of a resource, by encoding.
+// count gives a resource a census with these numbers of objects, by encoding.
 func (c *cluster) count(gr schema.GroupResource, objects map[string]int64) {
 	counted := census.Resource{Resource: gr.String(), First: map[string][]string{}}
 	for encoding, n := range objects {
@@ -203,7 +205,8 @@ func TestPreflightInLiveCluster(t *testing.T) {
 	}
 }
 
-// TestPreflightTellsWhatIsNotCounted: a verdict that goes by what is remembered says so, and why.
+// TestPreflightTellsWhatIsNotCounted: preflight says which resources it could not count, and why; of
+// these it judges what their StorageStates say.
 func TestPreflightTellsWhatIsNotCounted(t *testing.T) {
 	c := newCluster(t)
 	c.count(policies, map[string]int64{admission + "/v1beta1": 1})
@@ -224,8 +227,8 @@ func TestPreflightTellsWhatIsNotCounted(t *testing.T) {
 	}
 }
 
-// TestPreflightIsFenced: a census does not count where servers came to write something else
-// while it was taken.
+// TestPreflightIsFenced: preflight does not use a census if servers began to write another encoding
+// of the resource while it was taken.
 func TestPreflightIsFenced(t *testing.T) {
 	for name, moving := range map[string]schema.GroupResource{"at rest": {}, "moving": policies} {
 		t.Run(name, func(t *testing.T) {
@@ -242,7 +245,7 @@ func TestPreflightIsFenced(t *testing.T) {
 	}
 }
 
-// sending is a stream of a client, whose messages are seen before they are sent.
+// sending is a gRPC stream of a client that calls see with each message before it is sent.
 type sending struct {
 	grpc.ClientStream
 	see func(any)
@@ -253,7 +256,7 @@ func (s sending) SendMsg(m any) error {
 	return s.ClientStream.SendMsg(m)
 }
 
-// clientSeen is a client of an etcd whose requests are seen before they are sent.
+// clientSeen returns a client of an etcd that calls see with each request before it is sent.
 func clientSeen(t *testing.T, endpoint string, see func(any)) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop(), DialOptions: []grpc.DialOption{
@@ -271,8 +274,8 @@ func clientSeen(t *testing.T, endpoint string, see func(any)) *clientv3.Client {
 	return client
 }
 
-// TestPreflightInEtcdIsFenced: a server that reports another encoding while preflight counts may
-// have written it behind the count, so the verdict takes it for written.
+// TestPreflightInEtcdIsFenced: if a server reports another encoding while preflight counts in etcd,
+// it may have written that encoding after the count. The verdict takes it as stored.
 func TestPreflightInEtcdIsFenced(t *testing.T) {
 	etcd, err := embedded.StartEtcd(t.Context(), t.TempDir())
 	requireNoError(t, err)
@@ -281,7 +284,8 @@ func TestPreflightInEtcdIsFenced(t *testing.T) {
 	requireNoError(t, err)
 	t.Cleanup(func() { _ = writer.Close() })
 	for name, test := range map[string]struct {
-		// reports is the encoding that servers report while policies are counted; empty: nothing new.
+		// reports is the encoding that servers report while policies are counted; empty if they
+		// report nothing new.
 		reports agree.Encoding
 		want    compat.Safety
 	}{
@@ -322,8 +326,9 @@ func TestPreflightInEtcdIsFenced(t *testing.T) {
 	}
 }
 
-// starts asserts that a server of the case's release starts on the etcd unless the command calls
-// a resource unsafe that such a server stores: it does not look at custom resources.
+// starts asserts that a server of the case's release starts on this etcd, or refuses to if the
+// command calls a resource unsafe which that release stores. Custom resources are left out: a start
+// does not check them.
 func (test preflightCase) starts(t *testing.T, etcd *clientv3.Client, prefix string, unsafe []string) {
 	t.Helper()
 	binary := compat.BinaryVersion()
@@ -348,7 +353,7 @@ func (test preflightCase) starts(t *testing.T, etcd *clientv3.Client, prefix str
 	}
 }
 
-// noKeys leave keys out of the check.
+// noKeys are the encryption keys of a server without encryption: they check nothing.
 type noKeys struct{}
 
 var _ stored.Keys = noKeys{}

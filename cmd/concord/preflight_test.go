@@ -45,7 +45,7 @@ var (
 	widgets  = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 )
 
-// judged runs the command and returns its report, if it printed one, and its exit code.
+// judged runs the command and returns its report, if it printed one, its exit code and its error.
 func judged(t *testing.T, args ...string) (report struct {
 	Target, Verdict, Covers string
 	Warnings                []verdict.Warning
@@ -85,20 +85,20 @@ func exitCode(err error) int {
 	return 1
 }
 
-// cluster are the objects of a small cluster: a stored set for each resource.
+// cluster is the content of a small cluster, with a StorageState for each resource.
 type cluster struct {
 	states   map[schema.GroupResource]*migrationv1alpha1.StorageState
 	versions map[schema.GroupResource]*apiserverinternalv1alpha1.StorageVersion
 	crds     []*apiextensionsv1.CustomResourceDefinition
-	// censuses are the counts of a server, where one counts.
+	// censuses are the answers to requests for a census, where a server counts the resource.
 	censuses map[schema.GroupResource]census.Resource
-	// forbidden is one that nobody may ask for, and moving one whose StorageVersion is at another
-	// epoch after the census.
+	// forbidden is a resource whose census the user may not read; moving is one whose
+	// StorageVersion has another epoch at each read.
 	forbidden, moving schema.GroupResource
 }
 
-// newCluster stores everything as a server at 1.36 does, which 1.35 to 1.38 can read, and
-// widgets in two versions.
+// newCluster returns a cluster in which everything is stored as by a server at emulation version
+// 1.36, which 1.35 to 1.38 can read, and widgets in two versions.
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	c := &cluster{
@@ -135,7 +135,7 @@ func (c *cluster) set(gr schema.GroupResource, stored ...agree.Encoding) {
 	c.versions[gr] = sv
 }
 
-// values are the cluster as etcd has it, without prefix.
+// values returns what etcd has of the cluster; the keys are without prefix.
 func (c *cluster) values(t *testing.T) map[string]string {
 	t.Helper()
 	values := map[string]string{
@@ -163,7 +163,7 @@ func (c *cluster) values(t *testing.T) map[string]string {
 	return values
 }
 
-// asStored is a definition as servers store it.
+// asStored encodes a CustomResourceDefinition as servers store it.
 func asStored(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition) string {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -176,7 +176,7 @@ func asStored(t *testing.T, crd *apiextensionsv1.CustomResourceDefinition) strin
 	return string(value)
 }
 
-// withRule is a definition whose schema has a CEL rule.
+// withRule returns a CustomResourceDefinition whose schema has a CEL rule.
 func withRule(plural, rule string) *apiextensionsv1.CustomResourceDefinition {
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: plural + ".example.com"}}
 	crd.Spec = apiextensionsv1.CustomResourceDefinitionSpec{Group: "example.com", Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: plural}, Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{
@@ -201,15 +201,15 @@ func asJSON(t *testing.T, obj any) string {
 	return string(value)
 }
 
-// A preflightCase is a change of the small cluster, and what the command makes of it.
+// A preflightCase is a release that the command is asked about, and the answer that is expected.
 type preflightCase struct {
 	to   string // --to, or --back-to a release before 1.37; "1.37" is this binary
 	code int
-	// reasons are parts of resources' reasons; "": the resource is not listed.
+	// reasons are parts of the reasons by resource; "" if the resource is not listed.
 	reasons map[string]string
 }
 
-// run returns the resources that are unsafe.
+// run runs the command, checks its answer, and returns the resources that it calls unsafe.
 func (test preflightCase) run(t *testing.T, source ...string) (unsafe []string) {
 	t.Helper()
 	flag := "--to"
@@ -242,7 +242,7 @@ func (test preflightCase) run(t *testing.T, source ...string) (unsafe []string) 
 }
 
 func TestPreflightInEtcd(t *testing.T) {
-	dir, err := os.MkdirTemp("", "preflight") // short enough for a socket
+	dir, err := os.MkdirTemp("", "preflight") // its path is short enough for a Unix socket
 	requireNoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	etcd, err := embedded.StartEtcd(t.Context(), dir)
@@ -254,7 +254,7 @@ func TestPreflightInEtcd(t *testing.T) {
 
 	v1, v1beta1 := agree.Encoding(admission+"/v1"), agree.Encoding(admission+"/v1beta1")
 	cases := map[string]struct {
-		change func(c *cluster, values map[string]string) // nil: all is well
+		change func(c *cluster, values map[string]string) // nil if all is well
 		preflightCase
 	}{
 		"forward": {preflightCase: preflightCase{to: "1.38", code: 0, reasons: map[string]string{
@@ -345,7 +345,8 @@ func TestPreflightInEtcd(t *testing.T) {
 			"services/specs/default/1st":        `{"apiVersion":"v1","kind":"Service","metadata":{"namespace":"default","name":"1st"}}`,
 			"services/endpoints/default/2nd":    `{"apiVersion":"v1","kind":"Endpoints","metadata":{"namespace":"default","name":"2nd"}}`,
 			"deviceclasses/sealed":              "k8s:enc:aescbc:v1:key1:\x00",
-			// Stored as Kubernetes stores them, and looked at in v1.
+			// Encoded as servers store them; the command has to decode them and look at their
+			// expressions.
 			"mutatingadmissionpolicies/older":                                  `{"apiVersion":"admissionregistration.k8s.io/v1beta1","kind":"MutatingAdmissionPolicy","metadata":{"name":"older"},"spec":{"variables":[{"name":"a","expression":"[1].includes(1)"}]}}`,
 			"apiextensions.k8s.io/customresourcedefinitions/gears.example.com": asStored(t, withRule("gears", "self.names.includes('a')")),
 		} {
@@ -428,8 +429,9 @@ func TestPreflightTable(t *testing.T) {
 	}
 }
 
-// TestPreflightTellsItsVersion: a server must not count it among the components of unknown
-// version (KEP-4330, "Risk: Unintended and out-of-allowance version skew").
+// TestPreflightTellsItsVersion: requests of the command tell its version, so that a server does not
+// count it among the components of unknown version (KEP-4330, "Risk: Unintended and
+// out-of-allowance version skew").
 func TestPreflightTellsItsVersion(t *testing.T) {
 	sent := make(chan compat.Identity, 100)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -11,8 +11,8 @@ import (
 	"github.com/concord-dev/concord/stored"
 )
 
-// TestReference holds docs/reference/concord.md to the commands. Of kube-apiserver's flags it has
-// those that Kubernetes' own reference has not.
+// TestReference checks that docs/reference/concord.md says what the commands say. Of
+// kube-apiserver's flags it lists only those that Kubernetes' own reference does not have.
 func TestReference(t *testing.T) {
 	root := newCommand()
 	own := pflag.NewFlagSet("", pflag.ContinueOnError)

@@ -18,7 +18,7 @@ func TestMain(m *testing.M) {
 //
 //	refused <command> <argument>...
 //
-// which wants exit code 1, one line on stderr, nothing on stdout and no file made.
+// which expects exit code 1, one line on stderr, nothing on stdout, and that no file was made.
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",

@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestManifest: the image and the arguments of the manifests are those of the program.
+// TestManifest: the image and the arguments in the manifests fit the program.
 func TestManifest(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/controllers/base/deployment.yaml")
 	if err != nil {
@@ -31,7 +31,7 @@ func TestManifest(t *testing.T) {
 	}
 }
 
-// TestMirrorFlag: its value may be a word of its own.
+// TestMirrorFlag: the value of --mirror may follow "=" or a space.
 func TestMirrorFlag(t *testing.T) {
 	for _, args := range [][]string{{"--mirror", "always"}, {"--mirror=always"}} {
 		cmd := NewCommand("concord-controllers")

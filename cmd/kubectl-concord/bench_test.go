@@ -56,7 +56,7 @@ func BenchmarkStatusOfServer(b *testing.B) {
 	}
 }
 
-// definition is one with a schema of 20 KiB, of 200 properties.
+// definition returns a CustomResourceDefinition with 200 properties, a schema of about 20 KiB.
 func definition(plural string) *apiextensionsv1.CustomResourceDefinition {
 	properties := map[string]apiextensionsv1.JSONSchemaProps{}
 	for i := range 200 {

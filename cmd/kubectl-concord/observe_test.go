@@ -24,8 +24,7 @@ import (
 	"github.com/concord-dev/concord/status/servers"
 )
 
-// TestFailedChecks: the /readyz of the server that answers says which of its checks fail, also where the
-// server refuses to list.
+// TestFailedChecks: the plugin reads from /readyz which checks of the server fail, also if the server refuses lists.
 func TestFailedChecks(t *testing.T) {
 	refuses := false
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -53,7 +52,7 @@ func TestFailedChecks(t *testing.T) {
 	}
 }
 
-// TestUnserved: that nothing is reported yet is told from that the server which answers serves no StorageVersions.
+// TestUnserved: the plugin tells a cluster without reports from a server that serves no StorageVersions at all.
 func TestUnserved(t *testing.T) {
 	serves := false
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -73,15 +72,16 @@ func TestUnserved(t *testing.T) {
 	}
 }
 
-// TestElsewhere: of a resource that the server asked does not store it is said why it is not counted: another one stores
-// it only if that one is known, and not if a definition is gone.
+// TestElsewhere: if the server that was asked does not store a resource, the plugin says why the resource is not
+// counted. It says that another server stores it only if such a server is known, and not if, for example, the CRD is
+// deleted.
 func TestElsewhere(t *testing.T) {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(http.StatusNotFound)
 		refusal := census.NotStored(widgets).(apierrors.APIStatus).Status()
 		refusal.Kind, refusal.APIVersion = "Status", "v1"
-		_ = json.NewEncoder(w).Encode(refusal) // the client is gone
+		_ = json.NewEncoder(w).Encode(refusal) // an error means that the client has gone
 	}))
 	defer api.Close()
 	reported := status.Observed{StorageVersions: []apiserverinternalv1alpha1.StorageVersion{{ObjectMeta: metav1.ObjectMeta{Name: storageversion.Name(widgets)}}}}
@@ -117,8 +117,8 @@ func observer(t *testing.T, url string) *cluster {
 	return c
 }
 
-// TestGlance: of definitions of which a status says nothing more only the metadata is read, a few others one by
-// one, and all where there are many.
+// TestGlance: the plugin reads only the metadata of CustomResourceDefinitions. It reads a whole definition if it is
+// named or on hold: one by one, or all in one list if these are many.
 func TestGlance(t *testing.T) {
 	const path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 	held, all := 0, 12
@@ -154,7 +154,7 @@ func TestGlance(t *testing.T) {
 		}
 		list["items"] = items
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(list) // the client is gone
+		_ = json.NewEncoder(w).Encode(list) // an error means that the client has gone
 	}))
 	defer api.Close()
 	c := observer(t, api.URL)
@@ -186,8 +186,8 @@ func TestGlance(t *testing.T) {
 	}
 }
 
-// TestWatchesLeases: where a server seems to be dead, Leases are read once more when one that lives has renewed its own;
-// nobody waits where all look well, or a second time for the same.
+// TestWatchesLeases: if a server seems to be dead, the plugin waits until a live server has renewed its Lease and then
+// reads the Leases once more. It does not wait if all servers look alive, or a second time for the same server.
 func TestWatchesLeases(t *testing.T) {
 	for _, test := range []struct {
 		why     string

@@ -12,7 +12,7 @@ import (
 	"github.com/concord-dev/concord/cmd/migrating"
 )
 
-// TestChangeAll: what cannot be changed, a migration or all of a resource, does not keep others from it that can be.
+// TestChangeAll: a migration or resource that cannot be changed does not keep the command from changing the others.
 func TestChangeAll(t *testing.T) {
 	const own, asked = `{"name": "own", "uid": "o", "labels": {"concord.dev/made-by": "trigger"}}`, `{"name": "asked", "uid": "a"}`
 	const kept = "migration own was made by Concord itself, and would be made again; it is paused already"
@@ -48,7 +48,7 @@ func TestChangeAll(t *testing.T) {
 					for _, metadata := range test.migrations {
 						items = append(items, `{"metadata": `+metadata+`, "spec": {"paused": true, "resource": {"group": "example.com", "resource": "widgets"}}}`)
 					}
-					_, _ = fmt.Fprintf(w, `{"items": [%s]}`, strings.Join(items, ",")) // the client is gone
+					_, _ = fmt.Fprintf(w, `{"items": [%s]}`, strings.Join(items, ",")) // an error means that the client has gone
 				case m == r.URL.Path:
 					http.NotFound(w, r)
 				case m == test.forbids:

@@ -12,11 +12,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// TestQuiet: where a server breaks off its answers, a command says so itself, and the client library's log is not printed.
+// TestQuiet: if a server breaks off its answers, the command says so itself, and the log of client-go is not printed.
 func TestQuiet(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("Content-Length", "1000") // and no more than this is sent of it
+		w.Header().Set("Content-Length", "1000") // but the body ends earlier
 		_, _ = io.WriteString(w, `{"kind":`)
 	}))
 	defer server.Close()
@@ -31,7 +31,7 @@ func TestQuiet(t *testing.T) {
 	}
 }
 
-// TestWarnings: warnings of an API server are told, each once.
+// TestWarnings: each warning that an API server sends is printed, once.
 func TestWarnings(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -47,7 +47,7 @@ func TestWarnings(t *testing.T) {
 	}
 }
 
-// statusOf asks for the status of the cluster at an address.
+// statusOf runs "kubectl concord status" for the cluster at an address.
 func statusOf(t *testing.T, address string, stderr io.Writer) error {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubeconfig")

@@ -6,7 +6,7 @@ import (
 	"github.com/concord-dev/concord/cmd/reference"
 )
 
-// TestReference holds docs/reference/kubectl-concord.md to the commands.
+// TestReference checks that docs/reference/kubectl-concord.md says what the commands say.
 func TestReference(t *testing.T) {
 	reference.Check(t, newCommand(), "../../docs/reference/kubectl-concord.md")
 }

@@ -12,7 +12,8 @@ import (
 	"github.com/concord-dev/concord/status"
 )
 
-// TestStuck: a way back ends for what keeps its objects from going on, and not for how the rest of the cluster is.
+// TestStuck: a revert gives up at once for a problem that keeps its migration from going on, after settleTime for
+// one that may pass by itself, and never for others, such as a server that is not ready.
 func TestStuck(t *testing.T) {
 	for _, test := range []struct {
 		kinds        []status.Kind
@@ -47,12 +48,12 @@ func TestStuck(t *testing.T) {
 	}
 }
 
-// TestRevertAfterFailure: a way back does not end for a migration that fails after the first look, while objects are
-// counted: it failed before the definition was changed.
+// TestRevertAfterFailure: a revert does not give up because of a migration that failed while the revert counted the
+// objects, that is, before it changed the CustomResourceDefinition.
 func TestRevertAfterFailure(t *testing.T) {
 	var mu sync.Mutex
 	var counted, changed bool
-	looks := 0 // since the definition was changed
+	looks := 0 // number of reads of StorageStates since the definition was changed
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
@@ -94,7 +95,7 @@ func TestRevertAfterFailure(t *testing.T) {
 			counted = counted || strings.Contains(path, "census")
 			http.NotFound(w, r)
 		}
-		_, _ = w.Write([]byte(answer)) // the client is gone
+		_, _ = w.Write([]byte(answer)) // an error means that the client has gone
 	}))
 	defer api.Close()
 	var out strings.Builder

@@ -29,28 +29,28 @@ import (
 	e2e "github.com/concord-dev/concord/e2e/cluster"
 )
 
-// patience is how long something may take that is expected, on a busy machine.
+// patience is how long a test waits for something expected, on a busy machine.
 const patience = 5 * time.Minute
 
-// TestScene runs testdata/scene against three real servers, the third of which can be killed
-// and keeps its Lease for a while. Beside testscript's own commands there are
+// TestScene runs testdata/scene against three real servers, the third of which can be killed and
+// keeps its Lease for a while. Beside testscript's own commands there are
 //
 //	apply <file>            create a CustomResourceDefinition, and wait until it is served
 //	fill <resource> <n>     create objects
-//	ask <resource> <version>  have it migrated in a version that is not served, which fails
-//	flip <crd> <version>    store a custom resource in another version
-//	put <key> <value>, del <key>
-//	remove <resource>       run the command by which why removes a damaged object
+//	ask <resource> <version>  create a migration to a version that is not served, which fails
+//	flip <crd> <version>    change the storage version of a CustomResourceDefinition
+//	put <key> <value>, del <key>  write and delete in etcd
+//	remove <resource>       run the command that "why" prints for removing a damaged object
 //	crash three, bury three  kill a server with SIGKILL; delete its Lease
-//	code <n> <command> <argument>...  run it, which ends with that exit code
-//	narrow                  the last stdout has no line of more than 80 columns
-//	await <regexp> <command> <argument>...  run it until it prints a match
-//	watch <regexp> <command> <argument>...  run it until it has printed a match, and interrupt it
-//	page <regexp>...        look at the dashboard, which tells a match of each
-//	screen <file>           write the last stdout to a file, with names for the parts that differ;
-//	                        it is narrow
-//	lines <file>            the same where each line tells an event, for scripts, however long;
-//	                        those that tell how far a migration is are left out
+//	code <n> <command> <argument>...  run a command, which must end with this exit code
+//	narrow                  check that no line of the last stdout has more than 80 columns
+//	await <regexp> <command> <argument>...  run a command again and again until it prints a match
+//	watch <regexp> <command> <argument>...  run a command until it has printed a match, and interrupt it
+//	page <regexp>...        start the dashboard, whose page must have a match of each
+//	screen <file>           write the last stdout to a file, with names for the parts that differ
+//	                        between runs, and check that it is narrow
+//	lines <file>            the same for output with one event a line, for scripts, however long;
+//	                        lines that tell the progress of a migration are left out
 func TestScene(t *testing.T) {
 	c := e2e.New(t)
 	s := &scene{cluster: c, servers: map[string]*e2e.Server{}}
@@ -80,7 +80,8 @@ type scene struct {
 
 func (s *scene) objects() client.WithWatch { return s.servers["one"].Objects() }
 
-// until does something until it succeeds.
+// until calls do every 200 ms until it succeeds, and ends the script if it does not within
+// patience.
 func until(ts *testscript.TestScript, what string, do func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -157,7 +158,7 @@ func (s *scene) del(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 }
 
-// remove needs kubectl; without it the value is taken out of etcd.
+// remove runs the command with kubectl; where there is no kubectl, it deletes the key in etcd.
 func (s *scene) remove(ts *testscript.TestScript, _ bool, args []string) {
 	var exit *exec.ExitError
 	if err := ts.Exec("kubectl-concord", "why", args[0]); err != nil && !errors.As(err, &exit) {
@@ -239,8 +240,8 @@ func started(ctx context.Context, ts *testscript.TestScript, name string, args .
 	return cmd, bufio.NewReader(out)
 }
 
-// watch ends with an error if the program prints a line of more than 80 columns, or does not end
-// well when it is interrupted.
+// watch ends the script with an error if the program prints a line of more than 80 columns, or ends
+// with an error when it is interrupted.
 func watch(ts *testscript.TestScript, _ bool, args []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -259,7 +260,7 @@ func watch(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(cmd.Wait())
 }
 
-// page runs the dashboard, and looks at what it sends at first.
+// page starts the dashboard and reads the first events of its stream.
 func page(ts *testscript.TestScript, _ bool, args []string) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -292,26 +293,28 @@ func page(ts *testscript.TestScript, _ bool, args []string) {
 
 var (
 	identity = regexp.MustCompile(`apiserver-[0-9a-f]{16}`)
-	// varying are the parts that differ between runs: ages, rates, counts of resources and the
-	// share that a migration was paused at.
+	// varying matches the parts that differ between runs: ages, rates, counts of resources and the
+	// share of objects at which a migration was paused.
 	varying = regexp.MustCompile(`(Lease|dead|unrenewed) for [0-9smh]+|of [0-9]+ resources, [0-9]+ are agreed on and [0-9]+|[0-9]+ of [0-9]+ resources are safe|of [0-9]+ resources|[0-9]+ %|\[[#.]{30}\]|[0-9]+ bytes|revision [0-9]+|, in [0-9]+m?s`)
-	// ended is how a line of history begins; spans is where its columns are.
+	// ended matches a line of history from its time on; spans matches the space between its
+	// columns.
 	ended = regexp.MustCompile(`(?m)^[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:]{8} .*$`)
 	spans = regexp.MustCompile(`  +`)
 	took  = regexp.MustCompile(` <?[0-9]+[smh]\S* `)
-	// progress are lines of which there are more or fewer.
+	// progress matches lines that tell the progress of a migration; their number differs between
+	// runs.
 	progress = regexp.MustCompile(`(?m)^(\S+: )?(waiting|running|[0-9]+ of [0-9]+ objects).*\n`)
-	// made is the name of a migration that somebody or Concord made.
+	// made matches the name of a migration.
 	made   = regexp.MustCompile(`migration \S+`)
 	digits = regexp.MustCompile(`[0-9]+[smh]?([0-9]+s)?`)
 	bar    = regexp.MustCompile(`#`)
 )
 
-// pausedAt is how far the migration of 400 objects was when it was paused.
+// pausedAt matches the number of objects (of 400) at which the migration was paused.
 var pausedAt = regexp.MustCompile(`[0-9]+(\s+of 400)|(example.com/v[12]  )[0-9]+`)
 
-// screen names servers in the order in which they appear, with names as long as their own, so
-// that columns stay, and writes N for the numbers that vary.
+// screen replaces the servers' names by names of the same length, numbered in the order of their
+// appearance, so that columns stay, and writes N for numbers that differ between runs.
 func screen(ts *testscript.TestScript, _ bool, args []string) {
 	narrow(ts, false, nil)
 	lines(ts, false, args)
@@ -335,7 +338,7 @@ func lines(ts *testscript.TestScript, _ bool, args []string) {
 	if strings.Contains(text, "of 400") {
 		text = pausedAt.ReplaceAllString(text, "${2}N${1}")
 	}
-	// A share has a column of its own.
+	// The column of a share is as wide as its number, so its spaces are made one.
 	text = regexp.MustCompile(` +N %`).ReplaceAllString(text, " N %")
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(text), 0o600))
 }

@@ -31,7 +31,7 @@ func buildPlugin(t testing.TB) string {
 	return file
 }
 
-// TestSize: the plugin is a small program, as people link it, and starts at once.
+// TestSize: the plugin is a small program, if linked as for a release, and starts at once.
 func TestSize(t *testing.T) {
 	file := buildPlugin(t)
 	info, err := os.Stat(file)

@@ -24,8 +24,8 @@ import (
 	"github.com/concord-dev/concord/status"
 )
 
-// TestDraw: a text that is watched replaces the last screen on a terminal, and elsewhere follows it
-// if it differs.
+// TestDraw: with --watch, a text replaces the last one on a terminal; elsewhere it is printed below the last
+// one, and only if it differs.
 func TestDraw(t *testing.T) {
 	const clear = "\x1b[H\x1b[2J"
 	for name, test := range map[string]struct {
@@ -52,7 +52,7 @@ func TestDraw(t *testing.T) {
 	}
 }
 
-// kubeconfigOf writes one that names the server.
+// kubeconfigOf writes a kubeconfig that names the server, and returns its path.
 func kubeconfigOf(t *testing.T, server string) string {
 	t.Helper()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -61,7 +61,7 @@ func kubeconfigOf(t *testing.T, server string) string {
 	return kubeconfig
 }
 
-// TestComplete: a shell is told the resources that a name may be, of the cluster that the flags before it name.
+// TestComplete: shell completion offers the resources of the cluster that the flags name.
 func TestComplete(t *testing.T) {
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/apis/migration.k8s.io/v1alpha1/storagestates" {
@@ -87,7 +87,7 @@ func TestComplete(t *testing.T) {
 	}
 }
 
-// TestReaderGone: a watch of a cluster that does not change ends when nobody reads it any more.
+// TestReaderGone: a watch of a cluster that does not change ends when the reader of its output has gone.
 func TestReaderGone(t *testing.T) {
 	api := httptest.NewServer(http.NotFoundHandler())
 	defer api.Close()
@@ -104,7 +104,7 @@ func TestReaderGone(t *testing.T) {
 	}
 }
 
-// pluginOf is a plugin whose kubeconfig names the cluster at a URL.
+// pluginOf returns a plugin whose kubeconfig names the cluster at a URL.
 func pluginOf(t *testing.T, url string) *plugin {
 	t.Helper()
 	kubeconfig := kubeconfigOf(t, url)
@@ -119,7 +119,7 @@ type closed struct{}
 // Write implements io.Writer.
 func (closed) Write([]byte) (int, error) { return 0, errClosed }
 
-// TestStyleOf: colours are for terminals, and NO_COLOR turns them off.
+// TestStyleOf: colours are used on terminals only, and NO_COLOR turns them off.
 func TestStyleOf(t *testing.T) {
 	var out strings.Builder
 	if style, is := terminal(&out); is || style.Color || style.Width != plainWidth {
@@ -149,7 +149,8 @@ func TestStyleOf(t *testing.T) {
 	}
 }
 
-// TestUnreachable: the dashboard says so at once, and takes an answer of any kind for one.
+// TestUnreachable: the dashboard says at once if the cluster does not answer; an answer of any kind, such as
+// 403, counts.
 func TestUnreachable(t *testing.T) {
 	forbids := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", http.StatusForbidden) }))
 	t.Cleanup(forbids.Close)
@@ -161,7 +162,7 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
-// TestRefusals: who may read nothing is told so once, with what it takes.
+// TestRefusals: a user that may not list the objects is told so once, with the ClusterRole that is needed.
 func TestRefusals(t *testing.T) {
 	if got := refusals(nil); got != nil {
 		t.Errorf("of nothing there are %q", got)
@@ -172,7 +173,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestNobodyLooks: a name that means nothing, where nobody looks after anything, is not only called unknown.
+// TestNobodyLooks: if no StorageStates exist, the error about an unknown name also says which program makes
+// them.
 func TestNobodyLooks(t *testing.T) {
 	c := &cluster{config: &rest.Config{Host: "https://127.0.0.1:1"}}
 	if _, err := c.resolve(status.Observed{}, "deployments"); err == nil || !strings.Contains(err.Error(), "concord controllers make them") {
@@ -180,8 +182,8 @@ func TestNobodyLooks(t *testing.T) {
 	}
 }
 
-// TestReaders: the ClusterRole for readers, which Kubernetes' role view takes in, lets them list all that a
-// status is made of.
+// TestReaders: the ClusterRole for readers, which is aggregated to Kubernetes' role view, allows to list all
+// that a status is made from.
 func TestReaders(t *testing.T) {
 	text, err := os.ReadFile("../../deploy/controllers/base/readers.yaml")
 	must(t, err)

@@ -34,8 +34,8 @@ func wantText(t *testing.T, got, want string) {
 	wantNarrow(t, got)
 }
 
-// TestCensusTable: resources that are not stored as servers agree on come first, and empty ones are
-// counted.
+// TestCensusTable: resources that are stored in another encoding than the agreed one come first,
+// and empty resources are only counted.
 func TestCensusTable(t *testing.T) {
 	wantText(t, censusTable([]census.Resource{
 		{Resource: "configmaps", Encoding: "v1", Rows: []census.Row{{Encoding: "v1", Objects: 5, Bytes: 900}}},
@@ -52,7 +52,7 @@ pods.metrics.k8s.io is stored elsewhere, by another API server
 `)
 }
 
-// TestKeys: a key that something needs comes before one that nothing needs any more.
+// TestKeys: a key that stored objects or servers need comes before one that is not needed any more.
 func TestKeys(t *testing.T) {
 	state := func(name, current string, needs, unneeded []string) migrationv1alpha1.StorageState {
 		s := migrationv1alpha1.StorageState{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -91,8 +91,8 @@ objects may need keys that nobody remembers
 	wantText(t, keysText(nil), "nothing is encrypted, as far as is remembered\n")
 }
 
-// TestHistoryTable: the newest first, with the encodings that it was from and to, and the objects
-// that failed.
+// TestHistoryTable: the newest migration comes first, with the encodings before and after, and the
+// objects that failed.
 func TestHistoryTable(t *testing.T) {
 	at := metav1.NewTime(time.Date(2026, 11, 24, 10, 0, 0, 0, time.UTC))
 	wantText(t, historyTable(widgets, []migrationv1alpha1.Past{
@@ -123,8 +123,8 @@ ENDED (UTC)          RESULT     OBJECTS  FAILED  TOOK  ASKED FOR BY
 	wantText(t, historyTable(widgets, nil), "widgets.example.com: no migration that has ended is remembered\n")
 }
 
-// TestPastOf: a migration that has just ended is told with the encodings that objects were in
-// before, also while its StorageState does not tell of it.
+// TestPastOf: a migration that has just ended is shown with the encodings of the objects before it,
+// also while the history in the StorageState does not have it yet.
 func TestPastOf(t *testing.T) {
 	m := migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "u"}}
 	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgets.Group, Resource: widgets.Resource}
@@ -138,8 +138,8 @@ func TestPastOf(t *testing.T) {
 	}
 }
 
-// TestPlanOf: a way back leads to the version that servers wrote last before the present one,
-// or is refused with the reason.
+// TestPlanOf: a revert leads to the version that servers wrote last before the present one, or is
+// refused with the reason.
 func TestPlanOf(t *testing.T) {
 	observed := func(last map[agree.Encoding]int64, hold bool, versions ...string) status.Observed {
 		crd := apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: widgets.String()}}
@@ -158,7 +158,8 @@ func TestPlanOf(t *testing.T) {
 		}
 		return o
 	}
-	// stock has what is known where no server reports.
+	// stock returns what is observed beside stock kube-apiservers, none of which reports: the
+	// storedVersions of the definition, and the history of migrations.
 	stock := func(stored []string, past ...migrationv1alpha1.Past) status.Observed {
 		o := observed(nil, false, "v1", "v2", "v3")
 		o.CRDs[0].Status.StoredVersions = stored
@@ -204,7 +205,7 @@ func TestPlanOf(t *testing.T) {
 	}
 }
 
-// TestRateOf: objects per second, or none.
+// TestRateOf: a rate is a number of objects per second, or "none".
 func TestRateOf(t *testing.T) {
 	for text, want := range map[string]int64{"200": 200, "200/s": 200, "none": 0} {
 		if got, err := rateOf(text); err != nil || got != want {
@@ -228,7 +229,8 @@ func wantNarrow(t *testing.T, text string) {
 	}
 }
 
-// TestChosen: a census of raw etcd that finds nothing by a name says so, and what may be meant.
+// TestChosen: a census of raw etcd that finds nothing under a name says so, and which name may be
+// meant.
 func TestChosen(t *testing.T) {
 	rows := []migratestore.Row{
 		{Resource: "recs.ex.com", Encoding: "ex.com/v1", Objects: 20}, {Resource: "recs.ex.com", Encoding: "ex.com/v2", Objects: 10},
@@ -254,7 +256,7 @@ func TestChosen(t *testing.T) {
 	}
 }
 
-// must is for steps without which a test cannot go on.
+// must ends the test if err is not nil.
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

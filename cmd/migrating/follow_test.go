@@ -29,12 +29,13 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// terminal keeps what is written to it. Lines that have left its rows cannot be changed.
+// terminal keeps the lines that are written to it. Lines that have scrolled out of it cannot be
+// changed any more.
 type terminal struct {
 	t             *testing.T
 	width, height int
-	lines         []string // all of them, the cursor stands behind the last
-	gone          int      // how many have left
+	lines         []string // all lines; the cursor stands behind the last
+	gone          int      // how many lines have scrolled out
 }
 
 var upAndErase = regexp.MustCompile("^\x1b\\[([0-9]+)A\r\x1b\\[J")
@@ -59,8 +60,8 @@ func (s *terminal) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// TestLook: only an answer that names the migration says that it was deleted; a server that starts
-// answers 404 for the path.
+// TestLook: a migration counts as deleted only if the NotFound error names it; a server that is
+// still starting answers 404 for the whole path.
 func TestLook(t *testing.T) {
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "1"}}
 	named := apierrors.NewNotFound(migrationv1alpha1.StorageVersionMigrations, "m")
@@ -91,7 +92,7 @@ func TestLook(t *testing.T) {
 	}
 }
 
-// TestLookWaits: a migration that waits for agreement is shown with what it says itself.
+// TestLookWaits: a migration that waits for agreement is shown with the reason in its status.
 func TestLookWaits(t *testing.T) {
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "1"}}
 	cluster, err := newFake(interceptor.Funcs{Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, found client.Object, _ ...client.GetOption) error {
@@ -113,7 +114,8 @@ func TestLookWaits(t *testing.T) {
 	}
 }
 
-// TestLineRetrying: a migration that gets on with nothing says why, and no rate.
+// TestLineRetrying: a migration that makes no progress is shown with the reason, and without a
+// rate.
 func TestLineRetrying(t *testing.T) {
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m"}}
 	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 4, Done: 1, ObjectsPerSecond: 2}
@@ -132,8 +134,9 @@ func newFake(funcs interceptor.Funcs) (client.WithWatch, error) {
 	return fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(funcs).Build(), nil
 }
 
-// TestMigrateViewOnTerminal: however many migrations there are, and however small the
-// terminal, each ended one leaves one line, and below them stands the present only.
+// TestMigrateViewOnTerminal: however many migrations there are, and however small the terminal,
+// each migration that ended leaves one line, and below these lines is only the present state of the
+// others.
 func TestMigrateViewOnTerminal(t *testing.T) {
 	for _, size := range []struct{ width, height int }{{80, 24}, {80, 40}, {44, 5}, {44, 2}} {
 		screen := &terminal{t: t, width: size.width, height: size.height}
@@ -164,8 +167,8 @@ func TestMigrateViewOnTerminal(t *testing.T) {
 	}
 }
 
-// wantOnTerminal expects the lines of those that ended, and of those that did not as many as
-// have room, with the number of the others.
+// wantOnTerminal expects the lines of the migrations that ended, below them as many of the others
+// as have room, and then the number of the rest.
 func wantOnTerminal(t *testing.T, screen *terminal, ended []string, left int) {
 	t.Helper()
 	n := min(len(ended), len(screen.lines))
@@ -194,7 +197,7 @@ func wantOnTerminal(t *testing.T, screen *terminal, ended []string, left int) {
 	}
 }
 
-// TestDiscover: a name may have a version, as kubectl takes it.
+// TestDiscover: the name of a resource may contain a version, as with kubectl.
 func TestDiscover(t *testing.T) {
 	resources := func(version string) string {
 		return `{"kind":"APIResourceList","apiVersion":"v1","groupVersion":"example.com/` + version + `","resources":[{"name":"widgets","singularName":"widget","kind":"Widget","verbs":["list"]}]}`
@@ -223,8 +226,8 @@ func TestDiscover(t *testing.T) {
 	}
 }
 
-// TestEstimateElsewhere: of a resource that is stored elsewhere only the known facts are told, and
-// other resources have their rows beside it.
+// TestEstimateElsewhere: of a resource that another API server stores, a dry run tells the known
+// facts only, and it tells them beside the rows of other resources.
 func TestEstimateElsewhere(t *testing.T) {
 	gr := schema.GroupResource{Group: "example.com", Resource: "widgets"}
 	const through = "it is migrated through the API"
@@ -260,8 +263,8 @@ func TestEstimateElsewhere(t *testing.T) {
 	}
 }
 
-// TestNoCensus: only a server's word that it has no store of the resource means that. All
-// other errors end the dry run.
+// TestNoCensus: a dry run goes on without a census only if the server says that it does not store
+// the resource. All other errors end the dry run.
 func TestNoCensus(t *testing.T) {
 	gr := schema.GroupResource{Group: "example.com", Resource: "widgets"}
 	censuses := schema.GroupResource{Group: "concord.dev", Resource: "census"}
@@ -285,7 +288,7 @@ func TestNoCensus(t *testing.T) {
 			status := test.answer.Status()
 			status.Kind, status.APIVersion = "Status", "v1"
 			w.WriteHeader(int(status.Code))
-			_ = json.NewEncoder(w).Encode(status) // the client is gone
+			_ = json.NewEncoder(w).Encode(status) // an error means that the client has gone
 		}))
 		_, err := TakeCensus(t.Context(), &rest.Config{Host: asked.URL}, gr, Envelopes)
 		if err == nil || census.IsNotStored(err, gr) != test.want {

@@ -50,7 +50,7 @@ func TestResolve(t *testing.T) {
 	}
 }
 
-// TestServed: a resource that no server serves, as after a rollback, is no reason to wait.
+// TestServed: the command does not wait for a resource that no server serves, for example after a rollback.
 func TestServed(t *testing.T) {
 	here, away := schema.GroupResource{Resource: "configmaps"}, schema.GroupResource{Group: "example.com", Resource: "gadgets"}
 	both, unserved := []schema.GroupResource{here, away}, []schema.GroupResource{away}
@@ -65,8 +65,8 @@ func TestServed(t *testing.T) {
 	}
 }
 
-// TestEstimate: objects in another encoding are rewritten, at the speed that was measured,
-// or assumed, or allowed.
+// TestEstimate: the objects in another encoding are those to rewrite, at a rate that was measured, is assumed or
+// is the limit.
 func TestEstimate(t *testing.T) {
 	counted := census.Resource{
 		Resource: "widgets.example.com", Encoding: "example.com/v2", ReadSeconds: 3,
@@ -115,8 +115,7 @@ func TestEstimate(t *testing.T) {
 	}
 }
 
-// TestMigrateView: without a terminal every change is one line, and the first objects that
-// failed are named once.
+// TestMigrateView: without a terminal every change is one line, and the first objects that failed are named once.
 func TestMigrateView(t *testing.T) {
 	a := &asked{resource: schema.GroupResource{Group: "example.com", Resource: "widgets"}, migration: &migrationv1alpha1.StorageVersionMigration{}}
 	m := a.migration
@@ -161,7 +160,7 @@ func TestMigrateView(t *testing.T) {
 	}
 }
 
-// TestGoesOn: a user that is interrupted learns which migrations go on.
+// TestGoesOn: a user that interrupts the command is told which migrations go on.
 func TestGoesOn(t *testing.T) {
 	a := &asked{migration: &migrationv1alpha1.StorageVersionMigration{}}
 	a.migration.Name = "widgets-x"
@@ -171,7 +170,7 @@ func TestGoesOn(t *testing.T) {
 	}
 }
 
-// exitCode is the exit code that a program's main makes of an error.
+// exitCode is the exit code that a program's main makes from an error.
 func exitCode(err error) int {
 	var coded interface{ ExitCode() int }
 	switch {
@@ -183,7 +182,8 @@ func exitCode(err error) int {
 	return 1
 }
 
-// TestNobodyLooks: without StorageStates, and without their definition, it is said who makes them.
+// TestNobodyLooks: if there are no StorageStates, or no definition of them, the error says which program makes
+// them.
 func TestNobodyLooks(t *testing.T) {
 	missing, err := newFake(interceptor.Funcs{List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
 		return apierrors.NewNotFound(schema.GroupResource{Group: "migration.k8s.io", Resource: "storagestates"}, "")
@@ -198,8 +198,8 @@ func TestNobodyLooks(t *testing.T) {
 	}
 }
 
-// TestReportedOnly: a resource that servers report may be named before it has a StorageState. Whoever may not list
-// reports names those that have one.
+// TestReportedOnly: a resource that servers report may be named before it has a StorageState. For a user that may
+// not list StorageVersions, only resources with a StorageState count.
 func TestReportedOnly(t *testing.T) {
 	refuse := false
 	cluster, err := newFake(interceptor.Funcs{List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
@@ -231,7 +231,7 @@ func TestReportedOnly(t *testing.T) {
 	}
 }
 
-// TestMayNotTidy: whoever may create migrations and not delete them may ask again.
+// TestMayNotTidy: a user that may create migrations, but not delete the old ones, may ask for a migration again.
 func TestMayNotTidy(t *testing.T) {
 	refuse := true
 	cluster, err := newFake(interceptor.Funcs{Delete: func(ctx context.Context, c client.WithWatch, o client.Object, options ...client.DeleteOption) error {
@@ -255,7 +255,7 @@ func TestMayNotTidy(t *testing.T) {
 	}
 }
 
-// must is for steps without which a test cannot go on.
+// must ends the test if err is not nil.
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

@@ -37,12 +37,13 @@ func asJSON(t *testing.T, manifest string) string {
 	return string(text)
 }
 
-// gears is a manifest of another definition.
+// gears returns a manifest of another CustomResourceDefinition.
 func gears(versions ...string) string {
 	return strings.ReplaceAll(manifest(versions...), "widget", "gear")
 }
 
-// TestParse: what kubectl would apply is found in whatever form, and what it would read in part is refused.
+// TestParse: CustomResourceDefinitions are found in every form that kubectl applies; a text of which
+// kubectl would read only a part is refused.
 func TestParse(t *testing.T) {
 	list := func(kind string, items ...string) string {
 		return `{"apiVersion":"v1","kind":"` + kind + `","items":[` + strings.Join(items, ",") + `]}`
@@ -95,8 +96,8 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// TestChart: the definitions that Helm would apply are found where they are plain, and it is said
-// which files have to be rendered. What Helm does not apply is not judged.
+// TestChart: the definitions of a Helm chart are found if they are plain YAML; for templates, the error
+// says which files have to be rendered. Files that Helm does not apply are not judged.
 func TestChart(t *testing.T) {
 	const template, whole = "-- templates/a.yaml --\n", "-- Chart.yaml --\n"
 	dropped := strings.Replace(manifest("v1", "v2"), "  - name: v1\n", "  {{- if .Values.old }}\n  - name: v1\n", 1)
@@ -174,8 +175,8 @@ func TestChart(t *testing.T) {
 	})
 }
 
-// wantChart: so many definitions are in a chart, or an error tells why they cannot all be known, with a
-// command that is one.
+// wantChart expects so many definitions in a chart, or an error that says why not all are known, with the
+// command to run instead.
 func wantChart(t *testing.T, dir string, want int, text string) {
 	t.Helper()
 	found, err := (&options{Config: Config{Program: "kubectl concord"}}).definedBy(dir)
@@ -191,7 +192,7 @@ func wantChart(t *testing.T, dir string, want int, text string) {
 	}
 }
 
-// TestTarget: both programs plan the same server, from Kubernetes' types or from the table.
+// TestTarget: each of the flags that name a release leads to a target with Kubernetes' resources.
 func TestTarget(t *testing.T) {
 	for _, o := range []options{{to: "1.38"}, {backTo: "1.35"}, {to: compat.Binary}, {emulation: "1.36"}} {
 		o.Lifecycles = verdict.Lifecycles

@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestMissing: of an expression those functions and macros are missing that a release does not
-// have, by the libraries that k8s.io/apiserver introduced since.
+// TestMissing: the functions and macros of a CEL expression that a release does not have are found,
+// by the release in which k8s.io/apiserver introduced their library.
 func TestMissing(t *testing.T) {
 	for _, c := range []struct{ release, expression, want string }{
 		{"1.36", `object.spec.names.includes("a")`, "includes"},
@@ -33,7 +33,7 @@ func TestMissing(t *testing.T) {
 		{"1.36", `nobody.has(this)`, ""},
 		{"1.36", `is not CEL`, ""},
 		{"1.36", `self.a.includes(1) ? self.b.includes(2) : semver("1.2.3").isGreaterThan(semver("1.2.2"))`, "includes"},
-		{"1.32", `semver("1.2.3").isGreaterThan(semver("1.2.2"))`, "semver"}, // Quantities have the other one,
+		{"1.32", `semver("1.2.3").isGreaterThan(semver("1.2.2"))`, "semver"}, // Quantities also have an isGreaterThan,
 	} {
 		r := rulesOf(version.MustParse(c.release), version.MustParse(c.release))
 		if got := strings.Join(r.missing(c.expression), ", "); got != c.want {
@@ -42,8 +42,8 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// TestRules: expressions are found wherever objects have them, and not in fields that only look
-// like one; a Service's name is looked at where releases differ in it.
+// TestRules: CEL expressions are found in all fields that hold some, and not in fields that only
+// look like it. The name of a Service is checked for the releases that accept different names.
 func TestRules(t *testing.T) {
 	policies := schema.GroupVersionResource{Group: "admissionregistration.k8s.io", Version: "v1", Resource: "validatingadmissionpolicies"}
 	for _, c := range []struct {
@@ -75,8 +75,8 @@ func TestRules(t *testing.T) {
 	}
 }
 
-// TestWarnings: objects are read page by page; resources that are not served are no matter, and
-// those that may not be read are told.
+// TestWarnings: objects are read page by page. A resource that is not served needs no warning; a
+// resource that the user may not read gets one.
 func TestWarnings(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
@@ -93,7 +93,7 @@ func TestWarnings(t *testing.T) {
 			w.WriteHeader(http.StatusNotFound)
 			answer = `{"apiVersion":"v1","kind":"Status","status":"Failure","reason":"NotFound","code":404}`
 		}
-		_, _ = w.Write([]byte(answer)) // the client is gone
+		_, _ = w.Write([]byte(answer)) // an error means that the client has gone
 	}))
 	defer server.Close()
 	v := version.MustParse("1.35")

@@ -17,7 +17,7 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// asked is what the command says in a world.
+// asked is the report that the command prints, its exit code and its error.
 type asked struct {
 	Target, Verdict string
 	Resources       []struct{ Resource, Verdict, Reason string }
@@ -25,7 +25,7 @@ type asked struct {
 	err             error
 }
 
-// ask runs the command.
+// ask runs the command on a cluster with this content.
 func ask(t *testing.T, world World, args ...string) (a asked) {
 	t.Helper()
 	cmd := NewCommand(Config{Program: "kubectl concord", Lifecycles: verdict.Lifecycles, Etcd: func(context.Context) (func(context.Context, []schema.GroupResource) (*World, error), error) {
@@ -48,7 +48,7 @@ func ask(t *testing.T, world World, args ...string) (a asked) {
 	return a
 }
 
-// written are files in a new folder.
+// written writes the files to a new directory.
 func written(t *testing.T, files map[string]string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -59,7 +59,7 @@ func written(t *testing.T, files map[string]string) (dir string) {
 	return dir
 }
 
-// TestWrongInputs: of a directory, or a packed chart, it is told how its definitions are judged.
+// TestWrongInputs: for a directory or a packed chart, the error says by which command its definitions are judged.
 func TestWrongInputs(t *testing.T) {
 	dir := written(t, map[string]string{"kust/kustomization.yaml": "resources: [a.yaml]\n", "kust/a.yaml": manifest("v1"), "plain/a.yaml": manifest("v1"), "chart/Chart.yaml": "name: c\n", "chart/crds/a.yaml": manifest("v1")})
 	t.Chdir(dir)
@@ -83,8 +83,8 @@ func TestWrongInputs(t *testing.T) {
 	}
 }
 
-// TestSeveral: of several files or charts all are judged, whatever their order, and the worst verdict counts; of two forms of
-// one definition, the second as one that is applied over the first.
+// TestSeveral: all of several files or charts are judged, in whatever order, and the worst verdict counts. If two of them
+// have one definition, the second is judged as if it were applied after the first.
 func TestSeveral(t *testing.T) {
 	widgets, gearsResource := schema.GroupResource{Group: "example.com", Resource: "widgets"}, schema.GroupResource{Group: "example.com", Resource: "gears"}
 	stored := func(gr schema.GroupResource) compat.Stored {
@@ -103,7 +103,7 @@ func TestSeveral(t *testing.T) {
 		args   []string
 		code   int
 		found  int
-		reason string // of the first
+		reason string // of the first resource
 	}{
 		"the first is unsafe":                    {[]string{"--crd=bad.yaml", "--crd=gears.yaml"}, 2, 2, "it drops example.com/v1, in which objects are stored (3)"},
 		"the last is unsafe":                     {[]string{"--crd=gears.yaml", "--crd=bad.yaml"}, 2, 2, "it drops example.com/v1, in which objects are stored (3)"},
@@ -133,7 +133,7 @@ func TestSeveral(t *testing.T) {
 	}
 }
 
-// must is for steps without which a test cannot go on.
+// must ends the test if err is not nil.
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

@@ -42,7 +42,8 @@ revision 7
 	}
 }
 
-// TestNoKeys: where nothing is encrypted that is said, in place of a table without rows.
+// TestNoKeys: if nothing is encrypted, the command says so instead of printing a table without
+// rows.
 func TestNoKeys(t *testing.T) {
 	var out strings.Builder
 	if err := printKeys(&out, use.Report{Revision: 7}); err != nil {
@@ -53,7 +54,8 @@ func TestNoKeys(t *testing.T) {
 	}
 }
 
-// TestWrongCertificate: the error names the certificate that is refused, and not only the wait.
+// TestWrongCertificate: the error names the certificate that is refused, and not only that the time
+// is over.
 func TestWrongCertificate(t *testing.T) {
 	etcd := httptest.NewUnstartedServer(nil)
 	etcd.Config.ErrorLog = log.New(io.Discard, "", 0)
