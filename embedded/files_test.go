@@ -17,10 +17,10 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/datadir"
 )
 
-// closedEtcd returns a data directory whose etcd has taken some writes and was closed.
+// closedEtcd returns the data directory of an etcd that was written to and then closed.
 func closedEtcd(t *testing.T) (dataDir string) {
 	t.Helper()
-	dataDir, err := os.MkdirTemp("", "db") // short enough for a socket
+	dataDir, err := os.MkdirTemp("", "db") // its path is short enough for a Unix socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dataDir) })
 	runEtcd(t, dataDir, func(client *clientv3.Client) {
@@ -33,7 +33,7 @@ func closedEtcd(t *testing.T) (dataDir string) {
 	return dataDir
 }
 
-// runEtcd starts and closes an etcd.
+// runEtcd starts an etcd, calls use with a client of it, and closes it.
 func runEtcd(t *testing.T, dataDir string, use func(*clientv3.Client)) {
 	t.Helper()
 	etcd, err := StartEtcd(t.Context(), dataDir)
@@ -44,8 +44,8 @@ func runEtcd(t *testing.T, dataDir string, use func(*clientv3.Client)) {
 	must(t, errors.Join(client.Close(), etcd.Close()))
 }
 
-// TestLogCutOff cuts a log off at many places. An etcd that has entries in its database
-// which are not in its log waits for them without end, so that has to be found out before.
+// TestLogCutOff cuts the write-ahead log off at many places. The check must find a log that lacks
+// entries which the database has, because an etcd waits for such entries for ever.
 func TestLogCutOff(t *testing.T) {
 	dataDir := closedEtcd(t)
 	dir := filepath.Join(dataDir, EtcdDirName)
@@ -88,8 +88,8 @@ func TestLogCutOff(t *testing.T) {
 	})
 }
 
-// TestClosedFiles: only the files that an orderly end has left behind, untouched, are
-// believed to be sound.
+// TestClosedFiles: the check of the files is left out only if the last etcd was closed in order,
+// and the files were not changed since.
 func TestClosedFiles(t *testing.T) {
 	dataDir := closedEtcd(t)
 	database := datadir.ToBackendFileName(filepath.Join(dataDir, EtcdDirName))
@@ -115,7 +115,7 @@ func TestClosedFiles(t *testing.T) {
 	must(t, err)
 	info, err := os.Stat(database)
 	must(t, err)
-	// The same size, and a time of modification that was put back.
+	// The file has its old size, and its old time of modification was put back.
 	must(t, errors.Join(os.WriteFile(database, content, 0o600), os.Chtimes(database, info.ModTime(), info.ModTime())))
 	take("written to", false)
 	closed()
@@ -127,10 +127,11 @@ func TestClosedFiles(t *testing.T) {
 	take("the log cut off", false)
 }
 
-// stoppedDatabase returns an etcd's database with enough keys for a tree of some height.
+// stoppedDatabase returns the database of an etcd, with so many keys that its tree has several
+// levels.
 func stoppedDatabase(t *testing.T) []byte {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "db") // short enough for a socket
+	dir, err := os.MkdirTemp("", "db") // its path is short enough for a Unix socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	etcd, err := StartEtcd(t.Context(), dir)
@@ -151,7 +152,7 @@ func stoppedDatabase(t *testing.T) []byte {
 		})
 		must(t, err)
 	}
-	var size int64 // of the part in use; bbolt makes files larger
+	var size int64 // the size of the used part; bbolt makes files larger
 	must(t, db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }))
 	must(t, db.Close())
 	content, err := os.ReadFile(file)
@@ -159,7 +160,8 @@ func stoppedDatabase(t *testing.T) []byte {
 	return content[:size]
 }
 
-// usable opens the database as etcd does, which ends the process if it is damaged.
+// usable opens and writes the database as etcd does; a damaged database makes bbolt end the
+// process.
 func usable(t *testing.T, file string) {
 	t.Helper()
 	db, err := bolt.Open(file, 0o600, &bolt.Options{NoFreelistSync: true, NoSync: true, Timeout: time.Second})
@@ -171,8 +173,8 @@ func usable(t *testing.T, file string) {
 	must(t, err)
 }
 
-// TestCheckDatabase damages every page in several ways: the check says so, or the database
-// can be used; and it never ends the process.
+// TestCheckDatabase damages every page in several ways: either the check finds the damage, or the
+// database can still be used; and the check never ends the process.
 func TestCheckDatabase(t *testing.T) {
 	content := stoppedDatabase(t)
 	page := os.Getpagesize()
@@ -223,9 +225,10 @@ func TestCheckDatabase(t *testing.T) {
 	}
 }
 
-// TestStartKilledEarly: a first start that was killed may leave an empty database.
+// TestStartKilledEarly: an etcd starts on an empty database file, as left by a first start that was
+// killed.
 func TestStartKilledEarly(t *testing.T) {
-	dir, err := os.MkdirTemp("", "db") // short enough for a socket
+	dir, err := os.MkdirTemp("", "db") // its path is short enough for a Unix socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	snap := filepath.Join(dir, EtcdDirName, "member", "snap")
@@ -237,15 +240,15 @@ func TestStartKilledEarly(t *testing.T) {
 	}
 }
 
-// TestFirstStartCutOff: the files that a first start has left that was cut off are put aside,
-// and nothing else ever is.
+// TestFirstStartCutOff: the files of a first start that was killed before its end are moved aside
+// by the next start, and later starts move nothing.
 func TestFirstStartCutOff(t *testing.T) {
-	dir, err := os.MkdirTemp("", "db") // short enough for a socket
+	dir, err := os.MkdirTemp("", "db") // its path is short enough for a Unix socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	finish, err := beginFirst(dir)
 	must(t, err)
-	_ = finish // the process ends here, with some of etcd's files written
+	_ = finish // as if the process were killed here, with some of etcd's files written
 	must(t, os.MkdirAll(filepath.Join(dir, EtcdDirName, "member", "wal"), 0o700))
 	for range 3 {
 		etcd, err := StartEtcd(t.Context(), dir)

@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// shortDir returns a new directory whose sockets have short enough paths.
+// shortDir returns a new directory whose path is short enough for Unix sockets in it.
 func shortDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "etcd")
@@ -49,7 +49,7 @@ func dial(t *testing.T, endpoint string) *clientv3.Client {
 	return client
 }
 
-// plainEtcd starts an etcd as older releases did, with a peer port that asks nobody who he is.
+// plainEtcd starts an etcd as older releases did, with a peer port without authentication.
 func plainEtcd(t *testing.T, dataDir string) *embed.Etcd {
 	t.Helper()
 	cfg := embed.NewConfig()
@@ -66,7 +66,7 @@ func plainEtcd(t *testing.T, dataDir string) *embed.Etcd {
 	return etcd
 }
 
-// forge posts a message of a leader that there is not, which puts a key.
+// forge posts a raft message that puts a key, as if from a leader that does not exist.
 func forge(t *testing.T, client *http.Client, peer string, etcd *clientv3.Client, key string) (int, error) {
 	t.Helper()
 	status, err := etcd.Status(t.Context(), etcd.Endpoints()[0])
@@ -104,7 +104,8 @@ func do(client *http.Client, request *http.Request) (int, error) {
 	return response.StatusCode, err
 }
 
-// stored says whether a key is there, by the entries that are applied, since a forged leader stops the etcd.
+// stored says whether the etcd has a key. It reads what is applied (serializable), since a forged leader
+// keeps the etcd from answering other reads.
 func stored(t *testing.T, etcd *clientv3.Client, key string) bool {
 	t.Helper()
 	got, err := etcd.Get(t.Context(), key, clientv3.WithSerializable())
@@ -112,14 +113,15 @@ func stored(t *testing.T, etcd *clientv3.Client, key string) bool {
 	return got.Count > 0
 }
 
-// TestForgedMessage: a raft message that writes an object where the peer port is plain HTTP
-// changes nothing here, no matter which client sends it, and how.
+// TestForgedMessage: a raft message from a member that does not exist writes an object through a plain peer
+// port, as older releases had it. Our peer port refuses it, whatever client sends it and however.
 func TestForgedMessage(t *testing.T) {
 	plainDir := shortDir(t)
 	plain := plainEtcd(t, plainDir)
 	t.Cleanup(plain.Close)
 	client := dial(t, "unix://"+filepath.Join(plainDir, EtcdSocketName))
-	// A message is sent again where etcd has written something since its index was read.
+	// The message has to have the next index, so it is made and sent again if etcd wrote something in
+	// between.
 	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
 		if stored(t, client, "pods") {
 			return true, nil
@@ -141,7 +143,7 @@ func TestForgedMessage(t *testing.T) {
 			t.Errorf("%s: the message is answered with %d", name, code)
 		}
 	}
-	// A write goes behind all messages that were taken.
+	// All messages that were accepted are applied before this write.
 	if _, err := client.Put(t.Context(), "behind", ""); err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +157,7 @@ type stranger struct {
 	scheme string
 }
 
-// strangers are ways to call a peer without a certificate of its CA.
+// strangers are clients of the peer port without a certificate of the peers' CA.
 func strangers(t *testing.T) map[string]stranger {
 	t.Helper()
 	with := func(certs ...tls.Certificate) *http.Client {
@@ -175,7 +177,7 @@ func strangers(t *testing.T) map[string]stranger {
 	}
 }
 
-// impostor is a client that shows its certificate whatever CAs the server asks for.
+// impostor is a client that sends its certificate even if the server asks for certificates of another CA.
 func impostor(t *testing.T, cert tls.Certificate) *http.Client {
 	t.Helper()
 	transport := &http.Transport{TLSClientConfig: &tls.Config{
@@ -186,7 +188,8 @@ func impostor(t *testing.T, cert tls.Certificate) *http.Client {
 	return &http.Client{Transport: transport, Timeout: 20 * time.Second}
 }
 
-// TestPeerPort calls everything that the peer port serves.
+// TestPeerPort calls every path of the peer port as a stranger, and /version with the etcd's own
+// certificate.
 func TestPeerPort(t *testing.T) {
 	dataDir := shortDir(t)
 	etcd := start(t, dataDir)
@@ -202,7 +205,8 @@ func TestPeerPort(t *testing.T) {
 		}
 	}
 
-	// The etcd's own certificate shows that this is the port, and is gone with the etcd.
+	// The etcd's own certificate is accepted, so this is the peer port. Its files are deleted when the etcd
+	// is closed.
 	file := func(name string) string { return filepath.Join(dataDir, privateDirName, name) }
 	pair, err := tls.LoadX509KeyPair(file(peerCertName), file(peerKeyName))
 	must(t, err)
@@ -229,8 +233,8 @@ func TestPeerPort(t *testing.T) {
 	}
 }
 
-// TestPlainPeerURL starts on data of an older release, whose etcd says of itself that its
-// peers reach it by plain HTTP.
+// TestPlainPeerURL starts an etcd on the data of an older release, in which the etcd's own peer URL is plain
+// HTTP.
 func TestPlainPeerURL(t *testing.T) {
 	dataDir := shortDir(t)
 	plain := plainEtcd(t, dataDir)

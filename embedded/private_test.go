@@ -14,8 +14,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// TestSocket: the documented path leads to a socket that only its owner reaches, also from a
-// data directory that everybody may list, and also where an older release left its socket.
+// TestSocket: the documented path leads to a socket that only its owner can reach, also in a data
+// directory that everybody may list, and also if an older release left its socket there.
 func TestSocket(t *testing.T) {
 	dataDir := shortDir(t)
 	must(t, os.Chmod(dataDir, 0o755))
@@ -39,7 +39,7 @@ func TestSocket(t *testing.T) {
 	}
 }
 
-// private asserts that only its owner reaches the socket that a link leads to.
+// private asserts that only its owner can reach the socket that a link leads to.
 func private(t *testing.T, link string) (socket string) {
 	t.Helper()
 	socket, err := filepath.EvalSymlinks(link)
@@ -53,9 +53,9 @@ func private(t *testing.T, link string) (socket string) {
 	return socket
 }
 
-// TestFarSocket: where the path in the data directory is too long, the socket is in a
-// directory that nobody can foresee, everybody who has the data directory finds it, and it
-// goes with the etcd, or with the next one if that one was killed.
+// TestFarSocket: if the path in the data directory is too long for a socket, the socket is in a
+// temporary directory with a random name. Programs find it by the data directory, and it is deleted
+// when the etcd is closed, or by the next etcd if that one was killed.
 func TestFarSocket(t *testing.T) {
 	t.Setenv("TMPDIR", shortDir(t))
 	dataDir := filepath.Join(shortDir(t), strings.Repeat("long/", 30))
@@ -85,7 +85,7 @@ func TestFarSocket(t *testing.T) {
 		t.Errorf("an etcd that was closed leaves %v", left)
 	}
 
-	// As one that was killed leaves it.
+	// The files that a killed etcd leaves.
 	must(t, errors.Join(os.Mkdir(filepath.Dir(link), 0o700), os.WriteFile(link, nil, 0o600), os.Symlink(link, filepath.Join(dataDir, EtcdSocketName))))
 	etcd = start(t, dataDir)
 	second, err := SocketPath(dataDir)
@@ -102,8 +102,8 @@ func TestFarSocket(t *testing.T) {
 	must(t, etcd.Close())
 }
 
-// TestNotPrivate: directories in which others may have their hands are refused, with the
-// remedy, and left as they are.
+// TestNotPrivate: directories that other users may write to or enter are refused, with the command
+// that helps, and are not changed.
 func TestNotPrivate(t *testing.T) {
 	for name, test := range map[string]struct {
 		make func(dataDir string) error
@@ -132,7 +132,7 @@ func TestNotPrivate(t *testing.T) {
 			}
 		})
 	}
-	if dataDir := shortDir(t); os.Chown(dataDir, 65534, -1) == nil { // by root only
+	if dataDir := shortDir(t); os.Chown(dataDir, 65534, -1) == nil { // only root may do that
 		t.Run("of another user", func(t *testing.T) {
 			if _, err := StartEtcd(t.Context(), dataDir); !errors.Is(err, ErrNotPrivate) || !strings.Contains(err.Error(), "chown") {
 				t.Errorf("it says %v", err)
@@ -141,7 +141,8 @@ func TestNotPrivate(t *testing.T) {
 	}
 }
 
-// TestCloseWithWatch: clients that watch, as other servers do, hold an etcd up for a moment only.
+// TestCloseWithWatch: clients that watch, such as other servers, delay the closing of an etcd for a
+// moment only.
 func TestCloseWithWatch(t *testing.T) {
 	dataDir := shortDir(t)
 	etcd := start(t, dataDir)
@@ -155,7 +156,7 @@ func TestCloseWithWatch(t *testing.T) {
 	if took := time.Since(begin); took > etcdCloseTimeout {
 		t.Errorf("to close took %v", took)
 	}
-	again := start(t, dataDir) // the directory is free
+	again := start(t, dataDir) // another etcd can start in the directory
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	if _, err := client.Put(ctx, "key", "value"); err != nil {

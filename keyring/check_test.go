@@ -16,7 +16,8 @@ import (
 	"github.com/concord-dev/concord/stored/storedtest"
 )
 
-// A server does not start, or reload, with keys that do not open what is stored.
+// TestUnreadableStorage: a server does not start with keys, or reload keys, that cannot decrypt
+// what is stored.
 func TestUnreadableStorage(t *testing.T) {
 	etcd := storedtest.Start(t)
 	old := before(t, "aescbc a")
@@ -62,7 +63,8 @@ func TestUnreadableStorage(t *testing.T) {
 	}
 }
 
-// Namespaces and Leases are never encrypted here, but by servers that are not Concord's.
+// TestUnreadableNamespaces: Concord's servers never encrypt namespaces and Leases, but stock
+// servers may have; such values count as well.
 func TestUnreadableNamespaces(t *testing.T) {
 	etcd := storedtest.Start(t)
 	reader, namespaces := migratestore.NewEtcd(etcd.Client), schema.GroupResource{Resource: "namespaces"}
@@ -93,8 +95,9 @@ func TestUnreadableNamespaces(t *testing.T) {
 	}
 }
 
-// A configuration that opens all that the present one opens takes its place whatever is stored;
-// another one only if all values could be read to find out that none needs anything that it lacks.
+// TestCheckReload: a configuration that can decrypt all that the present one can is accepted,
+// whatever is stored. Another one is accepted only if all values could be read and none needs a key
+// that it lacks.
 func TestCheckReload(t *testing.T) {
 	etcd := storedtest.Start(t)
 	reader := migratestore.NewEtcd(etcd.Client)
@@ -133,7 +136,7 @@ func TestCheckReload(t *testing.T) {
 	}
 }
 
-// endless gives no values under a prefix for as long as anybody waits.
+// endless is a Reader that returns no values under a prefix: a read of them ends with the context.
 type endless struct {
 	migratestore.Reader
 	under  string
@@ -149,11 +152,12 @@ func (r endless) Range(ctx context.Context, start, end string, limit, revision i
 	return r.Reader.Range(ctx, start, end, limit, revision)
 }
 
-// However many large resources there are, a small one is read before the time is over.
+// TestSmallFirst: a small resource is read before the time is over, however many large resources
+// there are.
 func TestSmallFirst(t *testing.T) {
 	etcd := storedtest.Start(t)
 	v := storedtest.Agreed(t)
-	names := []string{"widgets"} // which comes last by name
+	names := []string{"widgets"} // the last one by name
 	for i := range 12 {
 		names = append(names, fmt.Sprint("large", i))
 	}
@@ -172,7 +176,8 @@ func TestSmallFirst(t *testing.T) {
 	}
 }
 
-// waits gives no values of large resources before those of the small one have been read.
+// waits is a Reader that returns values of large resources only after those of the small one were
+// read.
 type waits struct {
 	migratestore.Reader
 	large, small string

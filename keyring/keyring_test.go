@@ -33,7 +33,7 @@ var (
 	widgetsResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 )
 
-// provide is a provider of an encryption configuration: "aescbc name" or "identity".
+// provide returns the YAML of one provider of an encryption configuration, from "aescbc name" or "identity".
 func provide(what string) string {
 	provider, name, _ := strings.Cut(what, " ")
 	if name == "" {
@@ -43,7 +43,7 @@ func provide(what string) string {
 	return fmt.Sprintf("      - %s: {keys: [{name: %q, secret: %s}]}\n", provider, name, secret)
 }
 
-// encryptionYAML is a configuration with an entry for each list of "resource,...: provider, ...".
+// encryptionYAML returns an encryption configuration with an entry for each "resource,...: provider, ...".
 func encryptionYAML(entries ...string) string {
 	text := "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n"
 	for _, entry := range entries {
@@ -70,7 +70,7 @@ func keysFrom(t *testing.T, text string) *Keys {
 	return k
 }
 
-// The key that Keys names for a resource is the one that the library encrypts it with.
+// TestKeysOfResources: Keys names for each resource the key that k8s.io/apiserver encrypts it with.
 func TestKeysOfResources(t *testing.T) {
 	k := keysFrom(t, encryptionYAML("secrets: aescbc a, secretbox b", "*.example.com: aesgcm c, identity", "*.*: identity, aescbc a"))
 	for gr, want := range map[schema.GroupResource]string{
@@ -98,7 +98,7 @@ func TestKeysOfResources(t *testing.T) {
 	}
 }
 
-// A configuration that is wrong is refused with one line.
+// TestBadEncryptionConfig: a wrong configuration is refused with an error of one line.
 func TestBadEncryptionConfig(t *testing.T) {
 	for name, text := range map[string]string{
 		"":                           "",
@@ -124,7 +124,7 @@ func TestBadEncryptionConfig(t *testing.T) {
 	}
 }
 
-// reloading is a keyring with key a for secrets, the file that it follows, and the Config that it is made of.
+// reloading returns a keyring with key a for secrets, the path of its file, and its Config.
 func reloading(t *testing.T) (*Ring, string, Config) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "encryption.yaml")
@@ -135,7 +135,8 @@ func reloading(t *testing.T) (*Ring, string, Config) {
 	return r, path, c
 }
 
-// A changed file is loaded and told; one that is wrong, or refused, leaves all as it was.
+// TestReload: a changed file is loaded, and listeners are told. A file that is wrong, or refused, changes
+// nothing.
 func TestReload(t *testing.T) {
 	r, path, _ := reloading(t)
 	var told []string
@@ -188,14 +189,14 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// A rewrite that began before a configuration was loaded goes on with the new configuration, since
-// the connections and loops of the old one are ended.
+// TestPinAcrossReload: a rewrite that began before a configuration was reloaded goes on with the new
+// configuration, since the connections and goroutines of the old one are ended.
 func TestPinAcrossReload(t *testing.T) {
 	r := &Ring{}
 	r.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a")))
 	pin, err := r.Pin(secretsResource, r.Keys().Writes(secretsResource))
 	must(t, err)
-	r.Keys().transformers = nil // a caller that asks it panics
+	r.Keys().transformers = nil // makes a use of the old configuration panic
 	r.current.Store(keysFrom(t, encryptionYAML("secrets: secretbox b, aescbc a", "configmaps: aescbc a")))
 	sealed, err := pin.TransformToStorage(t.Context(), []byte("text"), value.DefaultContext("k"))
 	must(t, err)
@@ -208,8 +209,8 @@ func TestPinAcrossReload(t *testing.T) {
 	}
 }
 
-// A refusal for which much was read is not looked at again at once, but a changed file is, and
-// so is one that was not refused.
+// TestLongCheck: after a refusal for which much had to be read, an unchanged file is not checked again for a
+// while. A changed file is checked at once, also after a long check that ended well.
 func TestLongCheck(t *testing.T) {
 	r, path, _ := reloading(t)
 	now, checks := time.Now(), 0
@@ -236,7 +237,7 @@ func TestLongCheck(t *testing.T) {
 			t.Errorf("look %d: changed %v, %v, %d checks", i, changed, err, checks-before)
 		}
 	}
-	took := longCheck // the first time
+	took := longCheck // for the first check only
 	r.check = func(context.Context, *Keys, *Keys) error {
 		now, took = now.Add(took), 0
 		return nil
@@ -256,7 +257,7 @@ func before(t *testing.T, provider string) agree.Seal {
 
 var _ fence.Sealer = sealer{}
 
-// Of a nil Ring nothing is encrypted.
+// TestNilRing: a nil Ring encrypts nothing.
 func TestNilRing(t *testing.T) {
 	r, err := New(t.Context(), Config{})
 	if err != nil || r != nil {
@@ -307,7 +308,7 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// A key is not put first before every server that lives reads it.
+// TestUnreadableByOthers: a key may be the first of a resource only if every live server can read it.
 func TestUnreadableByOthers(t *testing.T) {
 	etcd := storedtest.Start(t)
 	a := keysFrom(t, encryptionYAML("secrets: aescbc a, identity", "*.example.com: secretbox b"))
@@ -355,7 +356,7 @@ func TestUnreadableByOthers(t *testing.T) {
 			if err := check("s1", 0); err != nil {
 				t.Errorf("it is its own: %v", err)
 			}
-			// A server that does not renew its Lease while that lasts is dead.
+			// A server that does not renew its Lease during the check counts as dead.
 			if err := check("", 20*time.Millisecond); err != nil {
 				t.Errorf("a Lease that nobody renews: %v", err)
 			}

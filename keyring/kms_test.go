@@ -22,7 +22,7 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// A plugin's name has to be one that stored values can be told by.
+// TestKMSNames: a KMS plugin with a name by which stored values could not be told apart is refused.
 func TestKMSNames(t *testing.T) {
 	for name, ok := range map[string]bool{"my-kms": true, "my kms": false, "schlüssel": false} {
 		path := filepath.Join(t.TempDir(), "encryption.yaml")
@@ -33,7 +33,7 @@ func TestKMSNames(t *testing.T) {
 	}
 }
 
-// kms is a plugin whose key does nothing.
+// kms is a KMS v2 plugin that does not really encrypt.
 type kms struct{ key string }
 
 func (k *kms) Status(context.Context) (*service.StatusResponse, error) {
@@ -48,11 +48,11 @@ func (k *kms) Decrypt(_ context.Context, _ string, req *service.DecryptRequest) 
 	return req.Ciphertext[1:], nil
 }
 
-// The key that a KMS plugin uses is a part of the seal of a value.
+// TestKMSKeys: the key id that a KMS v2 plugin uses is a part of the Seal of a value.
 func TestKMSKeys(t *testing.T) {
 	var plugins []*service.GRPCService
 	load := func(key string) *Keys {
-		dir, err := os.MkdirTemp("", "kms") // short enough for a socket
+		dir, err := os.MkdirTemp("", "kms") // its path is short enough for a Unix socket
 		must(t, err)
 		t.Cleanup(func() { _ = os.RemoveAll(dir) })
 		plugin := service.NewGRPCService(filepath.Join(dir, "s"), 5*time.Second, &kms{key: key})
@@ -92,8 +92,9 @@ func TestKMSKeys(t *testing.T) {
 		t.Errorf("a key that was rotated: %q, %v", seal, rotated)
 	}
 
-	// A plugin that has turned back to its first key, which only the library has noticed: no value
-	// of that key is one that a rewrite to the second one makes, and none is at fault.
+	// The plugin has returned to its first key, and only k8s.io/apiserver has noticed. A value with
+	// that key counts as to be rewritten; a rewrite to the second key stops with
+	// ErrKeysUnavailable, and no object fails.
 	r := &Ring{}
 	r.current.Store(one)
 	second, err := r.Pin(secretsResource, two.Writes(secretsResource))
@@ -105,7 +106,7 @@ func TestKMSKeys(t *testing.T) {
 		t.Errorf("with the other key: %v", err)
 	}
 
-	// The error of a plugin that is away says nothing of the value.
+	// If the plugin does not answer, the error does not count against the value.
 	sealedByOne := sealed[one]
 	plugins[0].Close()
 	for name, k := range map[string]*Keys{"gone": two, "never reached": keysFrom(t, strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", `kms: {apiVersion: v2, name: p, endpoint: "unix:///nowhere/s"}`, 1))} {
@@ -127,7 +128,7 @@ func TestKMSKeys(t *testing.T) {
 	}
 }
 
-// kmsV1 is a plugin of KMS v1 whose key does nothing.
+// kmsV1 is a KMS v1 plugin that does not really encrypt.
 type kmsV1 struct {
 	kmsv1.UnimplementedKeyManagementServiceServer
 }
@@ -144,16 +145,16 @@ func (kmsV1) Decrypt(_ context.Context, r *kmsv1.DecryptRequest) (*kmsv1.Decrypt
 	return &kmsv1.DecryptResponse{Plain: r.Cipher[1:]}, nil
 }
 
-// kmsV1YAML is a configuration with a plugin of KMS v1 at a socket, for secrets.
+// kmsV1YAML returns a configuration that encrypts secrets with a KMS v1 plugin at a socket.
 func kmsV1YAML(socket string) string {
 	return strings.Replace(encryptionYAML("secrets: identity"), "identity: {}", fmt.Sprintf("kms: {apiVersion: v1, name: p, endpoint: %q, timeout: 100ms}", "unix://"+socket), 1)
 }
 
-// With the feature KMSv1 a plugin of KMS v1 encrypts, all its keys under one name. The error of
-// a plugin that is away says nothing of the value.
+// TestKMSv1: with the feature gate KMSv1, a KMS v1 plugin encrypts; all its keys have one name. If
+// the plugin does not answer, the error does not count against the value.
 func TestKMSv1(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, apiserverfeatures.KMSv1, true)
-	dir, err := os.MkdirTemp("", "kms") // short enough for a socket
+	dir, err := os.MkdirTemp("", "kms") // its path is short enough for a Unix socket
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	listener, err := net.Listen("unix", filepath.Join(dir, "s"))
@@ -198,7 +199,8 @@ func TestKMSv1(t *testing.T) {
 	}
 }
 
-// Values of two plugins of one name would not tell which plugin they need.
+// TestKMSv1Names: two plugins with one name are refused, since a stored value would not say which
+// of them it needs.
 func TestKMSv1Names(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, apiserverfeatures.KMSv1, true)
 	path := filepath.Join(t.TempDir(), "encryption.yaml")
@@ -212,7 +214,8 @@ func TestKMSv1Names(t *testing.T) {
 	}
 }
 
-// Without the feature a plugin of KMS v1 is refused by its name, at a start and at a reload.
+// TestKMSv1Off: without the feature gate, a KMS v1 plugin is refused at a start and at a reload,
+// and the error names it.
 func TestKMSv1Off(t *testing.T) {
 	plugin := kmsV1YAML("/nowhere/s")
 	running, path, c := reloading(t)

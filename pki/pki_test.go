@@ -14,7 +14,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 )
 
-// certificatesOf makes the certificates of a server that is given none.
+// certificatesOf makes the certificates of a server that was not given any.
 func certificatesOf(dir string, bind net.IP, port int) (*Certificates, error) {
 	return Ensure(Config{Dir: dir, BindAddress: bind, Port: port})
 }
@@ -76,8 +76,8 @@ func TestForeignCA(t *testing.T) {
 	}
 }
 
-// TestServingCertificateNamesTheAddress: a server that is started again elsewhere can be
-// reached there, and on all addresses by each of the host's.
+// TestServingCertificateNamesTheAddress: a server that is started again with another address can be
+// reached there; a server on all addresses can be reached by each address of its host.
 func TestServingCertificateNamesTheAddress(t *testing.T) {
 	dir := t.TempDir()
 	names := func(bind, address string) bool {
@@ -91,7 +91,7 @@ func TestServingCertificateNamesTheAddress(t *testing.T) {
 			t.Errorf("bound to %s, the certificate is not for %s", test.bind, test.address)
 		}
 	}
-	// Servers of two hosts on one directory.
+	// Two servers on different hosts use one directory.
 	if !names("192.0.2.2", "192.0.2.2") || !names("192.0.2.1", "192.0.2.2") {
 		t.Error("a server takes away the name of another")
 	}
@@ -111,8 +111,8 @@ func servingCertificate(t *testing.T, c *Certificates) *x509.Certificate {
 	return pair.Leaf
 }
 
-// TestCertificatesAfterACutOffStart removes or swaps files that a start that was killed may have
-// left so: the next start goes on, and a kubeconfig handed out before still works.
+// TestCertificatesAfterACutOffStart removes, swaps or cuts files, as a start that was killed may
+// have left them: the next start succeeds, and a kubeconfig that was handed out before still works.
 func TestCertificatesAfterACutOffStart(t *testing.T) {
 	for name, cut := range map[string]func(t *testing.T, dir string){
 		"CAWithoutCertificate":     func(t *testing.T, dir string) { remove(t, dir, CACertName) },
@@ -147,7 +147,8 @@ func TestCertificatesAfterACutOffStart(t *testing.T) {
 	}
 }
 
-// TestLostCACertificate: with a key that cannot be read nothing is made anew.
+// TestLostCACertificate: if the CA's key cannot be read, the start is refused and no new CA is
+// made.
 func TestLostCACertificate(t *testing.T) {
 	dir := t.TempDir()
 	key := filepath.Join(dir, CAKeyName)
@@ -181,9 +182,9 @@ func halve(t *testing.T, dir, name string) {
 	must(t, os.Truncate(file, info.Size()/2))
 }
 
-// TestFrontProxy asserts that servers on one directory show the same certificate to
-// aggregated API servers, that its CA is not the one of the cluster's clients, and that one
-// which runs out is replaced while the CA stays.
+// TestFrontProxy asserts that servers with one directory have the same client certificate for
+// aggregated API servers, that its CA is not that of the cluster's clients, and that a certificate
+// that expires is replaced while its CA stays.
 func TestFrontProxy(t *testing.T) {
 	dir := t.TempDir()
 	made := func() (FrontProxy, *x509.Certificate) {

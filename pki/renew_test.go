@@ -19,7 +19,8 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
-// serve answers TLS with a pair of files as the API servers do, and returns where.
+// serve serves TLS with a certificate and key from files, as API servers do, and returns the
+// address.
 func serve(t *testing.T, certFile, keyFile string) (address string) {
 	t.Helper()
 	content, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving-cert", certFile, keyFile)
@@ -53,8 +54,8 @@ func serve(t *testing.T, certFile, keyFile string) (address string) {
 	return listener.Addr().String()
 }
 
-// TestRenew lets a year and a half pass: a server that runs shows new certificates well
-// before the old ones end, to clients that know only the CA, and so do the other files.
+// TestRenew lets a year and a half pass: a running server has new certificates well before the old
+// ones expire, and clients that know only the CA accept them. The other files are renewed as well.
 func TestRenew(t *testing.T) {
 	dir := t.TempDir()
 	now := clocktesting.NewFakeClock(time.Now())
@@ -76,7 +77,7 @@ func TestRenew(t *testing.T) {
 	pair := func(certFile, keyFile string) *x509.Certificate {
 		pair, err := tls.LoadX509KeyPair(certFile, keyFile)
 		if err != nil {
-			return nil // read in the middle of a change
+			return nil // the files were read in the middle of a change
 		}
 		return pair.Leaf
 	}
@@ -107,7 +108,7 @@ func TestRenew(t *testing.T) {
 			return nil
 		})
 		now.Step(30 * 24 * time.Hour)
-		// The certificates shown are good throughout, and last for a season.
+		// The certificates are always valid, and for some months more.
 		await(t, "certificates that last", func() error {
 			certs, err := all()
 			if err != nil {
@@ -148,7 +149,7 @@ func await(t *testing.T, what string, condition func() error) {
 	}
 }
 
-// TestWithoutKeys: a server needs a CA's key where something is to be signed, and only there.
+// TestWithoutKeys: a server needs the key of a CA only if it has to sign a certificate.
 func TestWithoutKeys(t *testing.T) {
 	made := func(t *testing.T) (dir string) {
 		t.Helper()
@@ -208,7 +209,7 @@ func TestWithoutKeys(t *testing.T) {
 	})
 }
 
-// TestModes: nobody else can read a key, and everybody a certificate.
+// TestModes: keys can be read by their owner only, certificates by everybody.
 func TestModes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "pki")
 	if _, err := certificatesOf(dir, nil, 7000); err != nil {
@@ -230,8 +231,8 @@ func TestModes(t *testing.T) {
 	}
 }
 
-// TestChangeCA changes the cluster's CA as docs/security.md says: at every step the servers
-// and administrators that have taken it and those that have not yet know each other.
+// TestChangeCA changes the cluster's CA as docs/security.md describes: after every step, servers
+// and administrators trust each other, whether or not they have done that step.
 func TestChangeCA(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	for _, d := range []string{dir, other} {
@@ -250,7 +251,7 @@ func TestChangeCA(t *testing.T) {
 		must(t, os.WriteFile(filepath.Join(dir, name), slices.Concat(contents...), 0o600))
 	}
 	type state struct {
-		bundle, trusted *x509.CertPool // of servers for their clients, of administrators
+		bundle, trusted *x509.CertPool // that servers trust for clients; that administrators trust
 		serving, admin  *x509.Certificate
 	}
 	now := func() (s state) {

@@ -18,7 +18,8 @@ var (
 	widgetsResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 )
 
-// A key is removable only if no value has it, nobody reports it and everybody reports.
+// TestJudgeKeys: a key is removable only if no stored value has it, no server reports it, and all
+// servers report.
 func TestJudgeKeys(t *testing.T) {
 	etcd := storedtest.Start(t)
 	a, b := agree.Encoding("v1").Sealed("aescbc:v1:a:1"), agree.Encoding("v1").Sealed("aescbc:v1:b:2")
@@ -55,8 +56,8 @@ func TestJudgeKeys(t *testing.T) {
 	}
 }
 
-// Of a KMS plugin each of its keys is judged by itself. While a server does not know which
-// one it uses, none is removable.
+// TestJudgeKMSKeys: each key of a KMS plugin is judged by itself. None is removable while a server
+// does not know which of them it uses.
 func TestJudgeKMSKeys(t *testing.T) {
 	etcd := storedtest.Start(t)
 	sealed := func(id string) string {
