@@ -10,8 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
-// The lifecycles of KEP-4330's examples. They remove a version one release after its introduction, so that no version could be stored
-// for a whole window: only availability is looked at. The group is called "api", as in the KEP's flags.
+// The lifecycles of KEP-4330's examples. They remove a version one release after its introduction, so that no version could be stored in
+// all releases of a window; so the resources are not persisted, and only availability is tested. The group is called "api", as in the
+// KEP's flags.
 const (
 	betaToGA = `
 api v1alpha1 things 1.30 - 1.31 notpersisted
@@ -71,7 +72,7 @@ func TestAvailabilityExamples(t *testing.T) {
 		// --runtime-config=api/v2beta1=true, --emulation-forward-compatible=true"
 		{gaToGA, "1.31", "api/v2beta1=true,api/v2=true", false, "v2 v1 v2beta1"},
 		{gaToGA, "1.31", "api/v2beta1=true", forward, "v2 v1 v2beta1"},
-		// Not in the KEP; Kubernetes serves the versions that lie between, unless told not to.
+		// This case is not in the KEP: Kubernetes also serves the versions between two that are enabled, unless they are disabled.
 		{betaBetween, "1.31", "api/v1beta1=true", false, "v1beta1"},
 		{betaBetween, "1.31", "api/v1beta1=true", forward, "v1 v1beta2 v1beta1"},
 		{betaBetween, "1.31", "api/v1beta1=true,api/v1beta2=false", forward, "v1 v1beta1"},
@@ -134,7 +135,7 @@ func TestForwardCompatibleRules(t *testing.T) {
 }
 
 // The API rows of the transition grid of KEP-4330, Integration tests, with N = 1.37. "Beta API graduated to GA" says that
-// --runtime-config=api/v1beta1=true alone makes v1 available; the availability examples above exclude that and win.
+// --runtime-config=api/v1beta1=true alone makes v1 available; the availability examples above exclude that, and the test goes by these.
 func TestTransitionGrid(t *testing.T) {
 	const n1, n = "1.36", "1.37"
 	onByDefault := sets.New(schema.GroupVersion{Group: "api", Version: "v1beta1"})
@@ -346,8 +347,8 @@ func TestParseVersionsDefaults(t *testing.T) {
 }
 
 // "If below the supported version range the binary will exit and report an invalid flag value error telling the user what versions are
-// allowed." The grid's "--emulation-version=<N-2> - fails flag validation" is the alpha range; the beta range, "Emulation version support
-// for N-3 minor versions", wins.
+// allowed." The grid's "--emulation-version=<N-2> - fails flag validation" is the range of the alpha; the test goes by that of the beta,
+// "Emulation version support for N-3 minor versions".
 func TestParseVersionsErrors(t *testing.T) {
 	const emulation = "allowed versions are 1.34, 1.35, 1.36, 1.37"
 	for _, c := range []struct{ emulation, minCompatibility, value, flag, allowed string }{

@@ -91,7 +91,8 @@ func lifecycles(t testing.TB, table string) []Lifecycle {
 	return out
 }
 
-// options of a binary at an emulation and min compatibility version; "" takes the default.
+// options returns the Options of a binary with an emulation version and a min compatibility version; "" is the
+// default.
 func options(t testing.TB, binary, emulation, minCompatibility string) Options {
 	t.Helper()
 	o := Options{Binary: version.MustParseMajorMinor(binary)}

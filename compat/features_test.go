@@ -9,7 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/cel/environment"
 )
 
-// history reads "1.26 alpha off, 1.27 beta on, 1.28 stable on locked, 1.35 beta on min=1.35".
+// history reads the history of a feature gate, such as "1.26 alpha off, 1.27 beta on, 1.28 stable on locked, 1.35 beta on min=1.35".
 func history(t testing.TB, s string) []Phase {
 	t.Helper()
 	var out []Phase
@@ -47,7 +47,7 @@ func gates(t testing.TB, s string) map[string]bool {
 	return out
 }
 
-// planned is the plan for one feature A: "beta on".
+// planned returns the plan for one feature A, as text such as "beta on" and as a value.
 func planned(t testing.TB, hist, set string, o Options) (string, FeaturePlan, error) {
 	t.Helper()
 	plan, err := PlanFeatures([]Feature{{Name: "A", History: history(t, hist)}}, gates(t, set), o)
@@ -60,10 +60,10 @@ func planned(t testing.TB, hist, set string, o Options) (string, FeaturePlan, er
 	return string(plan[0].Stage) + map[bool]string{true: " on", false: " off"}[plan[0].Enabled], plan[0], nil
 }
 
-// The two tables of KEP-4330, "Feature Gate Lifecycles". Of the second, three cells contradict the history above it,
-// "Beta: 1.26, Deprecated: 1.27, Removed: 1.31", and yield to it: the stage "beta" in 1.27 to 1.29, the stage "-" in 1.30,
-// and "code may be removed" in 1.33, three releases after that "-", which is 1.34 (see TestRemovable).
-// Its Removed is a stage here; k8s.io/component-base has none (see StageRemoved).
+// The two tables of KEP-4330, "Feature Gate Lifecycles". Three cells of the second table contradict the history above it, "Beta: 1.26,
+// Deprecated: 1.27, Removed: 1.31"; the test goes by the history. The cells are: the stage "beta" in 1.27 to 1.29, the stage "-" in 1.30,
+// and "code may be removed" in 1.33, which is three releases after that "-"; by the history it is 1.34 (see TestRemovable). The KEP's
+// "Removed" is a stage here; k8s.io/component-base has no such stage (see StageRemoved).
 func TestFeatureLifecycleTables(t *testing.T) {
 	const (
 		promoted = "1.26 alpha off, 1.27 beta on, 1.28 stable on"
@@ -87,7 +87,7 @@ func TestFeatureLifecycleTables(t *testing.T) {
 		{removed, "1.32", "removed off"},
 		{removed, "1.33", "removed off"},
 	} {
-		// The release itself, and every binary that emulates it.
+		// The binary of this release, and every binary that emulates it.
 		for _, binary := range releases(version.MustParse(c.release), version.MustParse(c.release).AddMinor(supported)) {
 			if got, _, err := planned(t, c.history, "", options(t, binary.String(), c.release, "")); err != nil || got != c.want {
 				t.Errorf("%s: %s emulating %s: %s (%v), want %s", c.history, binary, c.release, got, err, c.want)
@@ -110,7 +110,7 @@ func TestFeatureGateExamples(t *testing.T) {
 		{"1.28 alpha off min=1.28, 1.29 beta on min=1.28, 1.30 stable on min=1.28", "1.28", "1.28", "alpha off"},
 		{"1.28 alpha off min=1.28, 1.29 beta on min=1.28, 1.30 stable on min=1.28", "1.29", "1.27", "absent off"},
 		{"1.28 alpha off min=1.28, 1.29 beta on min=1.28, 1.30 stable on min=1.28", "1.29", "1.28", "beta on"},
-		// A phase without one takes that of the phase before it.
+		// A phase without min compatibility version takes that of the phase before it.
 		{"1.28 beta off, 1.28 beta on min=1.28, 1.30 stable on", "1.30", "1.27", "beta off"},
 		{"1.28 beta off, 1.28 beta on min=1.28, 1.30 stable on", "1.30", "1.28", "stable on"},
 		// relaxValidationFeatureA: "set the feature version and the min compatibility version to the same thing".
@@ -125,9 +125,10 @@ func TestFeatureGateExamples(t *testing.T) {
 }
 
 // The feature rows of the transition grid of KEP-4330, Integration tests, with N = 1.37. "Beta feature graduated to GA" says of N that the
-// "feature gate may not be set"; in the library a locked gate may be set to its value, and a stable one that is not locked to any.
-// The library wins. "Beta feature removed" is a removed history entry here; there it is a locked deprecated one while a release in range has
-// the feature, and then none, so that the gate may not be set either way (the two last rows).
+// "feature gate may not be set"; in the library a locked gate may be set to its own value, and a stable gate that is not locked to any
+// value. The test goes by the library. For "Beta feature removed" the history ends with a removed phase here. In Kubernetes it ends with a
+// deprecated phase that is locked, as long as a supported release has the feature, and then has no entry, so that the gate may not be set at
+// all (the last two rows).
 func TestTransitionGridFeatures(t *testing.T) {
 	const (
 		n1, n       = "1.36", "1.37"
@@ -147,8 +148,8 @@ func TestTransitionGridFeatures(t *testing.T) {
 		{"Alpha feature introduced", introduced, n1, "A=false", "!introduced in 1.37"},
 		{"Alpha feature introduced", introduced, n, "", "alpha off"},
 		{"Alpha feature introduced", introduced, n, "A=true", "alpha on"},
-		// "alpha features may not be used in conjunction with emulation version", which also bounds the N-1 of the next row: its
-		// "feature enabled only when --feature-gates=<feature>=true" holds where the feature was a beta that was off by default.
+		// "alpha features may not be used in conjunction with emulation version" also holds for N-1 in the next row: its "feature enabled
+		// only when --feature-gates=<feature>=true" is true for a feature that was a beta and off by default.
 		{"Alpha feature graduated to Beta", toBeta, n1, "", "alpha off"},
 		{"Alpha feature graduated to Beta", toBeta, n1, "A=true", "!A is alpha at emulation version 1.36, and alpha features may not be used"},
 		{"Alpha feature graduated to Beta", toBeta, n1, "AllAlpha=true", "!--feature-gates=AllAlpha=true: A is alpha at emulation version 1.36"},
@@ -182,10 +183,10 @@ func TestTransitionGridFeatures(t *testing.T) {
 	}
 }
 
-// The CEL rows of the same grid, on the real environments, with the function of the lists library that enters at N = 1.37. N counts as the
-// min compatibility version: "always pass in N-1 of the compatibility version [...] as the CEL compatibility version". The library has no
-// state of "new CEL function" in which "CEL function does not exist" at N-1: this binary evaluates stored expressions at every
-// version that it emulates, so of the two rows "introduced CEL function" wins.
+// The CEL rows of the same grid, on the real CEL environments, with the function of the lists library that N = 1.37 introduces. The grid's N
+// is taken as the min compatibility version: "always pass in N-1 of the compatibility version [...] as the CEL compatibility version". The
+// row "new CEL function", where "CEL function does not exist" at N-1, cannot be tested: this binary evaluates stored expressions at every
+// version that it emulates. So only the row "introduced CEL function" is.
 func TestTransitionGridCEL(t *testing.T) {
 	const (
 		n1, n      = "1.36", "1.37"

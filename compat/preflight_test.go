@@ -17,7 +17,8 @@ const (
 	storedWidgets    = "widgets.example.com"
 )
 
-// targetOf is a release, or this binary: "1.37" or "1.37 emulating 1.36".
+// targetOf returns the target that a name stands for: a release such as "1.36", this binary ("1.37"), or this binary with another
+// emulation version ("1.37 emulating 1.36").
 func targetOf(t *testing.T, name string) *Target {
 	t.Helper()
 	rows := lifecycles(t, kubernetes+`
@@ -40,9 +41,9 @@ func TestJudgeStored(t *testing.T) {
 	widgets := &StoredCRD{Versions: []string{"example.com/v2", "example.com/v1"}, StoredVersions: []string{"example.com/v1"}}
 	for name, test := range map[string]struct {
 		target, resource string
-		// stored are encodings; "Unknown" among them says that there may be others.
+		// stored are encodings; "Unknown" among them means that there may be others.
 		stored string
-		// reported are the encodings that servers write; undecodable counts the values that a migration met.
+		// reported are the encodings that servers write; undecodable is the number of values that a migration could not decode.
 		reported    string
 		undecodable int64
 		census      *StoredCensus
@@ -50,7 +51,7 @@ func TestJudgeStored(t *testing.T) {
 		why         string
 		want        Safety
 		reasons     []string
-		// first is the first object that is named.
+		// first is the first object that the finding names.
 		first string
 	}{
 		"the version of today": {target: "1.37", resource: "configmaps", stored: "v1", want: Safe, reasons: []string{"decoded by this binary (1.37)"}},
@@ -308,7 +309,7 @@ func TestCheckHistories(t *testing.T) {
 	}
 }
 
-// Breaches come by feature, whichever map they are found in.
+// TestBreachesAreSorted: breaches are sorted by feature, whether the recorded or the declared histories have it.
 func TestBreachesAreSorted(t *testing.T) {
 	recorded := map[string][]Phase{"B": history(t, "1.36 beta on"), "D": history(t, "1.36 beta on")}
 	declared := map[string][]Phase{"A": history(t, "1.37 beta on"), "C": history(t, "1.37 beta on")}

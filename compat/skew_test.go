@@ -138,7 +138,7 @@ func TestIdentify(t *testing.T) {
 	const agent = "kube-scheduler/v1.37.0 (linux/amd64) kubernetes/abc"
 	for _, c := range []struct{ header, want string }{
 		{"", "kube-scheduler 1.37"},
-		// The header tells the emulation version, the User-Agent that of the binary.
+		// The header has the emulation version, the User-Agent the version of the binary.
 		{"kube-scheduler/1.36", "kube-scheduler 1.36"},
 		{"concord-controllers/v1.36.0", "concord-controllers 1.36"},
 		{"third-party/1.36", "other 1.36"},
@@ -160,8 +160,8 @@ func TestIdentify(t *testing.T) {
 	}
 }
 
-// FuzzIdentify asserts that every header and User-Agent lead to one of a few components and a judgement, and that a header
-// which tells nothing changes nothing.
+// FuzzIdentify asserts that every header and User-Agent lead to one of a few components and to a judgement, and that a header
+// without component and version changes nothing.
 func FuzzIdentify(f *testing.F) {
 	for _, c := range userAgents {
 		f.Add("", c.userAgent[:min(len(c.userAgent), 1<<10)])
@@ -240,7 +240,8 @@ func describe(s ServerSkew) string {
 	return out
 }
 
-// TestServersAllowEachOther compares JudgeServers with the rule itself for every pair of servers whose versions are in range.
+// TestServersAllowEachOther compares JudgeServers with the rule, written out for two servers, for every pair of servers whose
+// versions are in range.
 func TestServersAllowEachOther(t *testing.T) {
 	var all []ServerVersions
 	for _, e := range AllowedEmulation(BinaryVersion()) {

@@ -24,22 +24,22 @@ func TestStorageVersions(t *testing.T) {
 		{policies, "1.37", "1.36", "admissionregistration.k8s.io/v1"},
 		{policies, "1.36", "1.36", "admissionregistration.k8s.io/v1"},
 		{policies, "1.37", "1.35", "admissionregistration.k8s.io/v1beta1"},
-		// Moves when min compatibility is raised.
+		// The storage version changes when the min compatibility version is raised.
 		{bundles, "1.37", "1.36", "certificates.k8s.io/v1beta1"},
 		{bundles, "1.37", "1.37", "certificates.k8s.io/v1"},
 		{migrations, "1.37", "1.36", "storagemigration.k8s.io/v1beta1"},
 		{migrations, "1.37", "1.37", "storagemigration.k8s.io/v1"},
-		// 1.34 knows only an alpha version, which constrains nothing.
+		// 1.34 has only an alpha version of it; alpha versions do not count.
 		{migrations, "1.35", "1.34", "storagemigration.k8s.io/v1beta1"},
 		{migrations, "1.34", "1.34", "storagemigration.k8s.io/v1beta1"},
 		{"devicetaintrules.resource.k8s.io", "1.37", "1.34", "resource.k8s.io/v1beta2"},
 		// v1beta1 is removed in 1.37, which is in the window from emulation 1.36 on.
 		{"ipaddresses.networking.k8s.io", "1.34", "1.34", "networking.k8s.io/v1"},
 		{"servicecidrs.networking.k8s.io", "1.37", "1.36", "networking.k8s.io/v1"},
-		// No release in the window knows it: the first one that will is asked; the last one that did.
+		// No release in the window has the resource: the first later release that has it counts, or the last earlier one.
 		{"workloads.scheduling.k8s.io", "1.34", "1.34", "scheduling.k8s.io/v1beta1"},
 		{"ingresses.extensions", "1.37", "1.36", "extensions/v1beta1"},
-		// Nothing but alpha.
+		// The resource has only alpha versions.
 		{"evictionrequests.lifecycle.k8s.io", "1.37", "1.36", "lifecycle.k8s.io/v1alpha1"},
 		{"storageversions.internal.apiserver.k8s.io", "1.34", "1.34", "internal.apiserver.k8s.io/v1alpha1"},
 		{"configmaps", "1.36", "1.35", "v1"},
@@ -63,7 +63,7 @@ func TestStorageOfUnknownResource(t *testing.T) {
 	}
 }
 
-// A version stays decodable whether it is served or not, until the binary loses its types.
+// TestDecodable: a version stays decodable, whether it is served or not, as long as the binary has its types.
 func TestDecodable(t *testing.T) {
 	p := mustPlan(t, lifecycles(t, kubernetes), options(t, Binary, "1.34", ""))
 	for gr, want := range map[string][]string{
@@ -79,7 +79,7 @@ func TestDecodable(t *testing.T) {
 	}
 }
 
-// Data of this release serves to plan for an older binary, which cannot have APIs that were introduced later.
+// TestPlanOfOlderBinary: a plan for an older binary, made from this release's data, has no APIs that were introduced later.
 func TestPlanOfOlderBinary(t *testing.T) {
 	p := mustPlan(t, lifecycles(t, kubernetes), options(t, "1.36", "", ""))
 	if got := p.resource(resource("clustertrustbundles.certificates.k8s.io")).Decodable; !slices.Equal(got, []string{"certificates.k8s.io/v1beta1", "certificates.k8s.io/v1alpha1"}) {
@@ -104,8 +104,8 @@ example.com v1      widgets 1.35 - -`)
 	mustPlan(t, rows, options(t, Binary, "1.36", "1.36"))
 }
 
-// knowers are, for one resource, the releases of the window that know it, and the versions that each decodes, by brute force.
-// Alpha versions count only where the binary has nothing else.
+// knowers returns, for one resource, the releases of the window that have it, and the versions that each of them decodes. It goes through
+// all releases and versions. Alpha versions count only if the binary has no other version.
 func knowers(rows []Lifecycle, window []*version.Version) map[string]sets.Set[string] {
 	onlyAlpha := !slices.ContainsFunc(rows, func(l Lifecycle) bool { return !isAlpha(l) && !l.Gone })
 	out := map[string]sets.Set[string]{}
@@ -125,9 +125,9 @@ func knowers(rows []Lifecycle, window []*version.Version) map[string]sets.Set[st
 	return out
 }
 
-// checkStorage asserts, for every allowed pair of versions: each release in the window that knows the resource decodes its storage
-// version, no newer version has that property, a pair is refused only when no version has it, and raising min compatibility never makes
-// the storage version older.
+// checkStorage asserts for every allowed pair of emulation and min compatibility version: each release in the window that has the resource
+// decodes its storage version; no newer version could be decoded by all of them; the pair is refused only if there is no such version; and a
+// higher min compatibility version never makes the storage version older.
 func checkStorage(t *testing.T, rows []Lifecycle, binary *version.Version) {
 	t.Helper()
 	types := sets.New[string]()
@@ -205,7 +205,7 @@ func TestStoragePropertiesAtRandom(t *testing.T) {
 	}
 }
 
-// Every allowed pair has a plan for the real resources.
+// TestEveryPairHasAPlan: there is a plan for Kubernetes' resources at every allowed pair of versions.
 func TestEveryPairHasAPlan(t *testing.T) {
 	for _, e := range AllowedEmulation(BinaryVersion()) {
 		for _, m := range AllowedMinCompatibility(BinaryVersion(), e) {
