@@ -7,7 +7,7 @@ import (
 	"github.com/concord-dev/concord/sim/script"
 )
 
-// TestShrink: of a script that ends badly only the events that are needed are left.
+// TestShrink: of a script, only the events are left that are needed for its bad end.
 func TestShrink(t *testing.T) {
 	events, err := script.Parse(`
 start s1 r1
@@ -26,7 +26,7 @@ finish s1/write1
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The script has to end with the object stored.
+	// Here, a bad end is that the object is stored.
 	stored := func(events []script.Event) bool {
 		w := NewWorld(script.DefaultConfig(), nil)
 		defer w.Close()
@@ -41,7 +41,7 @@ finish s1/write1
 	}
 }
 
-// A panic of production code is a violation, and worlds go on.
+// TestPanic: a panic in production code counts as a violation, and later worlds run.
 func TestPanic(t *testing.T) {
 	run := Run(script.DefaultConfig(), nil, func(w *World, _ func(script.Event)) {
 		w.Do(script.Event{Do: script.Start, What: object.Releases[0].Name})

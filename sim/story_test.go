@@ -20,8 +20,8 @@ import (
 
 // TestStories runs the stories in testdata. Commands:
 //
-//	world slots=2 ...   begins anew
-//	do                  the events below happen; prints only the events that were not possible
+//	world slots=2 ...   begins a new world
+//	do                  runs the events below; prints only the events that were not possible
 //	trace               the same, and prints what happens
 //	show                prints what is stored
 //	replay              runs the script below in a world of its own, and says how it ended
@@ -89,7 +89,7 @@ func act(t *testing.T, d *datadriven.TestData, w *World) string {
 	return out.String()
 }
 
-// show prints what the protocol has stored, and the objects.
+// show prints the objects of the protocol, and the stored objects.
 func (w *World) show() string {
 	var b strings.Builder
 	for _, lease := range w.api.Shelf(registry.Leases) {

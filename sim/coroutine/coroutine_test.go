@@ -32,7 +32,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// A function that has panicked leaves no dead coroutine to the next pool.
+// TestPanic: a function that panicked does not leave its coroutine in the pool.
 func TestPanic(t *testing.T) {
 	var p Pool
 	k := p.Start(func() { panic("broken") })
@@ -45,7 +45,7 @@ func TestPanic(t *testing.T) {
 		p.Resume(k)
 	}()
 	p.Unwind(k)
-	p.Resume(p.Start(func() {})) // it leaves one that lives
+	p.Resume(p.Start(func() {})) // leaves its coroutine in the pool
 	p.Close()
 	for range taken {
 		ran := false

@@ -36,8 +36,8 @@ func realEtcd(t *testing.T) clientv3.KV {
 	return client.KV
 }
 
-// TestConformance runs the same operations against the simulated store and a real etcd,
-// and wants the same answers. Revisions are compared relative to where a case begins.
+// TestConformance runs the same operations on the simulated store and on a real etcd, and expects the same
+// answers. Revisions count from the beginning of a case.
 func TestConformance(t *testing.T) {
 	real := realEtcd(t)
 	t.Run("named", func(t *testing.T) {
@@ -49,7 +49,7 @@ func TestConformance(t *testing.T) {
 	for seed := range uint64(seeds) {
 		t.Run(fmt.Sprintf("seed%d", seed), func(t *testing.T) {
 			compare(t, real, func(base int64, step int) (clientv3.Op, bool) {
-				// Both sides are asked the same.
+				// Both stores get the same operations, since the seeds are the same.
 				g := generator{rand.New(rand.NewPCG(seed, uint64(step)))}
 				return g.make(base, int64(step), true), step < steps
 			})
@@ -57,7 +57,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// compare runs ops on both sides, each of which begins without any key.
+// compare runs ops on both stores, each of which begins without any key.
 func compare(t *testing.T, real clientv3.KV, next func(base int64, step int) (clientv3.Op, bool)) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -67,7 +67,7 @@ func compare(t *testing.T, real clientv3.KV, next func(base int64, step int) (cl
 		if _, err := sides[i].kv.Delete(ctx, "\x00", clientv3.WithFromKey()); err != nil {
 			t.Fatal(err)
 		}
-		// One write makes sure that a base revision belongs to this case.
+		// After one write, the base revision belongs to this case.
 		r, err := sides[i].kv.Put(ctx, "base", "")
 		if err != nil {
 			t.Fatal(err)
@@ -99,7 +99,7 @@ type side struct {
 	base int64
 }
 
-// sentinel names the errors that matter.
+// sentinel returns the name of an error that matters, or the error's text.
 func sentinel(err error) string {
 	for _, known := range []error{rpctypes.ErrFutureRev, rpctypes.ErrDuplicateKey, rpctypes.ErrTooManyOps, rpctypes.ErrEmptyKey} {
 		if errors.Is(err, known) {
@@ -182,7 +182,7 @@ func steps(ops func(base int64) []clientv3.Op) script {
 	}
 }
 
-// named are the cases that the protocol leans on.
+// named are the operations on which the protocol relies.
 var named = map[string]script{
 	"optimistic put under a fence": steps(func(base int64) []clientv3.Op {
 		put := func(object, fence int64) clientv3.Op {
@@ -227,7 +227,7 @@ var named = map[string]script{
 	}),
 }
 
-// generator makes operations on a few keys.
+// generator makes random operations on a few keys.
 type generator struct{ *rand.Rand }
 
 func (g generator) key() string { return string(rune('a' + g.IntN(4))) }
@@ -270,7 +270,7 @@ func (g generator) get(base, step int64) clientv3.Op {
 	return clientv3.OpGet(g.key(), opts...)
 }
 
-// ops makes a branch of a transaction. Those that delete do nothing else.
+// ops makes a branch of a transaction. A branch with a delete has only that.
 func (g generator) ops(base, step int64) []clientv3.Op {
 	if g.IntN(6) == 0 {
 		return []clientv3.Op{g.delete()}
@@ -296,7 +296,7 @@ func (g generator) cmps(base, step int64) []clientv3.Cmp {
 	return cmps
 }
 
-// show prints an operation.
+// show formats an operation.
 func show(op clientv3.Op) string {
 	switch {
 	case op.IsPut():
@@ -320,7 +320,7 @@ func show(op clientv3.Op) string {
 	return "(" + strings.Join(parts, " ") + ")"
 }
 
-// TestStreams reads in pieces, of which the simulated store makes one, on both sides.
+// TestStreams reads ranges as streams on both sides; a stream of the simulated store has one piece.
 func TestStreams(t *testing.T) {
 	sides := []side{{kv: realEtcd(t)}, {kv: etcd.KV{Doer: etcd.New()}}}
 	for i := range sides {
@@ -363,7 +363,8 @@ func TestStreams(t *testing.T) {
 	}
 }
 
-// TestNotSimulated: what etcd does and the simulation does not is an error that says so, and does nothing.
+// TestNotSimulated: an operation of etcd that is not simulated returns an error that says so, and changes
+// nothing.
 func TestNotSimulated(t *testing.T) {
 	put := clientv3.OpPut("a", "1")
 	for _, test := range []struct {

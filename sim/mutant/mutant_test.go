@@ -19,8 +19,8 @@ import (
 	"testing"
 )
 
-// TestMutants has every mutant applied to the sources as they are now, and the packages
-// that it changes type-checked: a rule that moved is noticed here.
+// TestMutants applies every mutant to the present sources, and type-checks the packages that it
+// changes. So it notices if the lines of a rule have changed.
 func TestMutants(t *testing.T) {
 	mutants, err := All()
 	must(t, err)
@@ -61,7 +61,7 @@ func TestMutants(t *testing.T) {
 // packages that they import.
 type checker struct {
 	root     string
-	packages map[string]listed // by folder
+	packages map[string]listed // by directory
 	imports  types.Importer
 	fset     *token.FileSet
 }
@@ -133,12 +133,12 @@ func (c *checker) check(dir string, patched map[string][]byte) error {
 	return errors.Join(append(failed, err)...)
 }
 
-// TestOutdated has an edit refused whose lines are not there exactly once.
+// TestOutdated: an edit whose lines are not exactly once in the file is refused.
 func TestOutdated(t *testing.T) {
 	source := "a\nb\na\nbc\n"
 	for _, e := range []Edit{
-		{Old: "a\n", New: "x\n"}, // twice, of which once at the start of the file
-		{Old: "c\n", New: "x\n"}, // no whole line
+		{Old: "a\n", New: "x\n"}, // twice, once of these at the start of the file
+		{Old: "c\n", New: "x\n"}, // not a whole line
 		{Old: "d\n", New: "x\n"}, // nowhere
 		{Old: "b\n", New: "b\n"}, // no change
 		{Old: "", New: "b\n"},    // nothing
@@ -195,7 +195,7 @@ new
 	}
 }
 
-// must is for steps without which a test cannot go on.
+// must ends the test if err is not nil.
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

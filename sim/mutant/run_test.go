@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// A simulator in small: it looks for a rule that is not kept, if it is asked to look hard.
+// miniature is a small simulator: it finds a rule that is not kept, if it has enough schedules.
 const miniature = `package main
 
 import (
@@ -80,7 +80,7 @@ func TestRun(t *testing.T) {
 		"silent after 200 schedules",
 		"WRONG: caught, although it is said to do no harm: by another rule",
 		"WRONG: concord-sim easy: exit status 2: ",
-		"silent after 300 schedules", // the control: easy, hard, and the hint
+		"silent after 300 schedules", // the lines before it are of the control, easy and hard
 	} {
 		if line := outcomes[i].String(); !strings.Contains(line, want) {
 			t.Errorf("%s\nwanted: %s", line, want)
@@ -105,7 +105,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestControl has a simulator refused that finds something without any mutant.
+// TestControl: a simulator that finds a violation without any mutant is refused.
 func TestControl(t *testing.T) {
 	o := Outcome{Violation: &Violation{Invariant: "I1"}}
 	if why, wrong := o.Wrong(); !wrong {

@@ -8,7 +8,8 @@ import (
 	"github.com/concord-dev/concord/sim"
 )
 
-// TestSameSeedSameTrace runs seeds twice: the trace of a seed has to be that of its replay.
+// TestSameSeedSameTrace runs each seed twice; the traces must be the same, and also that of the
+// replay of its script.
 func TestSameSeedSameTrace(t *testing.T) {
 	for i := range uint64(30) {
 		seed, world := i, Seed
@@ -28,7 +29,7 @@ func TestSameSeedSameTrace(t *testing.T) {
 	}
 }
 
-// withoutImpossible leaves out the events that a seed tried and could not do.
+// withoutImpossible removes the events from a trace that were not possible.
 func withoutImpossible(trace string) string {
 	lines := strings.SplitAfter(trace, "\n")
 	var kept []string
@@ -67,7 +68,8 @@ func TestSeeds(t *testing.T) {
 	}
 }
 
-// TestAggregated does so for worlds of an aggregated API: in some of them objects are migrated.
+// TestAggregated runs some seeds of worlds with an aggregated API; in some of them objects are
+// migrated.
 func TestAggregated(t *testing.T) {
 	var rewrites sim.Rewrites
 	for seed := range uint64(100) {

@@ -13,8 +13,8 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// fill gives every field a value, to a depth: pointers point, and slices and maps have
-// entries. skip says which fields are left out.
+// fill gives every field a value, down to a depth: pointers are not nil, and slices and maps have
+// entries. A field for which skip returns true is left out.
 func fill(v reflect.Value, depth int, skip func() bool) {
 	if depth == 0 || !v.CanSet() {
 		return
@@ -51,7 +51,7 @@ func fill(v reflect.Value, depth int, skip func() bool) {
 	}
 }
 
-// places notes where everything that can be changed behind a value stands.
+// places collects the addresses of all memory behind a value that can be changed.
 func places(v reflect.Value, found map[uintptr]bool) {
 	switch v.Kind() {
 	case reflect.Pointer:
@@ -80,7 +80,8 @@ func places(v reflect.Value, found map[uintptr]bool) {
 	}
 }
 
-// A copy is equal and shares nothing, whatever fields the original has.
+// TestCopies: a copy is equal to the original and shares no memory with it, whatever fields the
+// original has.
 func TestCopies(t *testing.T) {
 	for _, empty := range []client.Object{
 		&v1alpha1.StorageVersion{}, &coordinationv1.Lease{}, &apiextensionsv1.CustomResourceDefinition{},
@@ -92,7 +93,7 @@ func TestCopies(t *testing.T) {
 			fill(obj.Elem(), 8, func() bool { n++; return every > 0 && n%every == 1 })
 			original := obj.Interface().(client.Object)
 			before := original.DeepCopyObject()
-			// The fields that were there before are all replaced.
+			// CopyInto replaces all fields of an object that has values already.
 			used := reflect.New(reflect.TypeOf(empty).Elem())
 			fill(used.Elem(), 8, func() bool { return false })
 			CopyInto(original, used.Interface().(client.Object))

@@ -7,9 +7,9 @@ import (
 	"github.com/concord-dev/concord/sim/script"
 )
 
-// TestSmallWorldsBegin holds the beginnings of small worlds, and of each of their threads,
-// to be as they were meant: an event that is not possible there would leave nothing to
-// try. Leases are renewed when they are due, and a task that has ended need not be finished.
+// TestSmallWorldsBegin asserts that all events at the beginnings of small worlds, and of each of
+// their threads, are possible; otherwise there would be nothing to try. Renewals of Leases may be
+// impossible if none is due, and so may the end of a task that has ended already.
 func TestSmallWorldsBegin(t *testing.T) {
 	smalls, err := All()
 	if err != nil {
