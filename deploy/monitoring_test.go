@@ -16,7 +16,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// prometheusRule reads the alerts, as strictly as the Prometheus operator's definition is.
+// prometheusRule reads the alerts, and refuses fields that the Prometheus operator's definition
+// does not have.
 func prometheusRule(t *testing.T) monitoringv1.PrometheusRule {
 	t.Helper()
 	var rule monitoringv1.PrometheusRule
@@ -57,7 +58,7 @@ func TestRules(t *testing.T) {
 	}
 	promtool := filepath.Join(dir, "promtool")
 	for _, command := range [][]string{
-		// Without the discovery of Prometheus' targets, which is most of it.
+		// Without service discovery, which is most of Prometheus' code.
 		{"go", "build", "-tags", "remove_all_sd", "-o", promtool, "github.com/prometheus/prometheus/cmd/promtool"},
 		{promtool, "check", "rules", "--lint-fatal", filepath.Join(dir, "groups.yaml")},
 		{promtool, "test", "rules", filepath.Join(dir, "tests.yaml")},
@@ -78,8 +79,8 @@ func TestRules(t *testing.T) {
 
 const runbooks = "https://github.com/concord-dev/concord/blob/main/docs/runbooks/"
 
-// TestRunbooks: every alert has a page that says what it means and what to do, and every page an
-// alert.
+// TestRunbooks: every alert has a page that says what it means and what to do, and there is no page
+// without an alert.
 func TestRunbooks(t *testing.T) {
 	pages, err := filepath.Glob("../docs/runbooks/*.md")
 	must(t, err)
@@ -107,12 +108,12 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
-// metricName is how server/generic finds the metrics in the same files, to look for each on a
-// running server (TestMonitoredMetrics).
+// metricName matches the names of metrics in the same files as server/generic does, which looks for
+// each on a running server (TestMonitoredMetrics).
 var metricName = regexp.MustCompile(`\b(concord|storage_migrator|apiserver)_[a-z_]+[a-z]\b`)
 
-// TestExpressions: all expressions of alerts and dashboard are valid, and the metrics in them are
-// found by the pattern that another test finds them by.
+// TestExpressions: all expressions of alerts and dashboard are valid, and metricName matches every
+// metric in them.
 func TestExpressions(t *testing.T) {
 	expressions := map[string]string{}
 	for name, rule := range alerts(t) {
@@ -157,7 +158,7 @@ func TestExpressions(t *testing.T) {
 	}
 }
 
-// TestMonitoring: kustomize and the chart make the same objects of monitoring.
+// TestMonitoring: kustomize and the chart render the same objects for monitoring.
 func TestMonitoring(t *testing.T) {
 	var monitor monitoringv1.PodMonitor
 	strictly(t, "monitoring/podmonitor.yaml", &monitor)

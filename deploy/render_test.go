@@ -1,5 +1,5 @@
 // Package deploy holds the manifests of concord controllers, and tests that Helm and kustomize
-// render the same objects of them. These objects are tried on API servers in server/kube.
+// render the same objects from them. The tests of server/kube apply these objects to API servers.
 package deploy
 
 import (
@@ -26,7 +26,7 @@ import (
 
 const namespace = "concord-system"
 
-// object is a manifest; its key names it.
+// object is a manifest; its key is its kind, namespace and name.
 type object map[string]any
 
 func (o object) key() string {
@@ -37,7 +37,7 @@ func (o object) key() string {
 	return kind + " " + namespace + "/" + name
 }
 
-// objects reads the objects of manifests, by their keys.
+// objects reads manifests and returns their objects by key.
 func objects(t *testing.T, manifests []byte) map[string]object {
 	t.Helper()
 	found := map[string]object{}
@@ -100,8 +100,8 @@ func template(t *testing.T, values map[string]any) []byte {
 	return []byte(strings.Join(manifests, "\n---\n"))
 }
 
-// TestRenderings: the chart with its default values holds the objects that kustomize's base holds,
-// but the namespace, which Helm makes, and its own label; and so with guards.
+// TestRenderings: the chart with its default values has the objects of kustomize's base, except for
+// the namespace, which Helm makes, and Helm's label; and so with guards.
 func TestRenderings(t *testing.T) {
 	for _, test := range []struct {
 		folder, installed string
@@ -145,7 +145,7 @@ func compare(t *testing.T, what string, got, want map[string]object) {
 	}
 }
 
-// allValues are other values than the defaults, wherever there are any.
+// allValues sets each value of the chart to something else than its default.
 var allValues = map[string]any{
 	"image":               map[string]any{"repository": "registry.example.com/concord", "digest": "sha256:" + strings.Repeat("0123456789abcdef", 4), "pullPolicy": "IfNotPresent"},
 	"imagePullSecrets":    []any{map[string]any{"name": "registry"}},
@@ -162,8 +162,8 @@ var allValues = map[string]any{
 	"podAnnotations":      map[string]any{"example.com/team": "platform"},
 }
 
-// TestChartValues compares what the chart renders of all its values to a golden file, which
-// TestDeploy of server/kube applies. With CONCORD_UPDATE=1 it writes that file.
+// TestChartValues compares what the chart renders with allValues to a golden file, which TestDeploy
+// of server/kube applies. With CONCORD_UPDATE=1 it writes that file.
 func TestChartValues(t *testing.T) {
 	rendered := template(t, allValues)
 	golden := filepath.Join("chart", "testdata", "all-values.yaml")
@@ -184,7 +184,8 @@ func TestChartValues(t *testing.T) {
 	}
 }
 
-// TestChartRefuses: values that are misspelt or would end up in a policy's expression are refused.
+// TestChartRefuses: the chart's schema refuses values that are misspelt, or that could change the
+// expression of a policy.
 func TestChartRefuses(t *testing.T) {
 	chart, err := loader.Load("chart")
 	must(t, err)
@@ -201,7 +202,7 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// must is for steps without which a test cannot go on.
+// must ends the test if err is not nil.
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

@@ -15,12 +15,12 @@ import (
 	basecompatibility "k8s.io/component-base/compatibility"
 	"k8s.io/component-base/featuregate"
 	controlplaneoptions "k8s.io/kubernetes/pkg/controlplane/apiserver/options"
-	_ "k8s.io/kubernetes/pkg/features" // kube's gates
+	_ "k8s.io/kubernetes/pkg/features" // registers kube's gates
 
 	"github.com/concord-dev/concord/compat"
 )
 
-// newRegistry is the process's registry anew, with all of kube's real gates.
+// newRegistry returns a new registry with component kube, which has all of Kubernetes' gates, and component concord.
 func newRegistry(t *testing.T) basecompatibility.ComponentGlobalsRegistry {
 	t.Helper()
 	registry := basecompatibility.NewComponentGlobalsRegistry()
@@ -32,7 +32,7 @@ func newRegistry(t *testing.T) basecompatibility.ComponentGlobalsRegistry {
 	return registry
 }
 
-// parse does what the command of a server does with its arguments.
+// parse handles the arguments as the command of a server does.
 func parse(t *testing.T, registry basecompatibility.ComponentGlobalsRegistry, args ...string) error {
 	t.Helper()
 	set := pflag.NewFlagSet("server", pflag.ContinueOnError)
@@ -48,8 +48,8 @@ func parse(t *testing.T, registry basecompatibility.ComponentGlobalsRegistry, ar
 	return flags.Check()
 }
 
-// TestFlags: names alone mean Concord's gates where it has them, kube's otherwise, mixed with names that say their component, and upstream's gate of
-// the same name stays off.
+// TestFlags: a gate without component is Concord's if Concord has one of that name, and else kube's. Such names may stand beside names with a
+// component. Kube's own gate StorageVersionAPI stays off.
 func TestFlags(t *testing.T) {
 	for _, c := range []struct {
 		args                         []string
@@ -80,7 +80,7 @@ func TestFlags(t *testing.T) {
 	}
 }
 
-// TestAllAlpha: with all of kube's alpha gates, those that are refused alone stay off.
+// TestAllAlpha: with AllAlpha of kube, those of its gates stay off which may not be turned on one by one.
 func TestAllAlpha(t *testing.T) {
 	for _, args := range [][]string{
 		{"--feature-gates=kube:AllAlpha=true,kube:AllBeta=true"},
@@ -104,7 +104,7 @@ func TestAllAlpha(t *testing.T) {
 	}
 }
 
-// TestVersions: Concord emulates the version that kube does, under both names of the flag.
+// TestVersions: component concord emulates the version of component kube, under both names of the flag.
 func TestVersions(t *testing.T) {
 	for _, c := range []struct {
 		args               []string
@@ -131,7 +131,7 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestRefusals: a refusal says why and what is allowed, in one line.
+// TestRefusals: the error for a refused flag says in one line why, and what is allowed.
 func TestRefusals(t *testing.T) {
 	for _, c := range []struct {
 		args []string
@@ -167,7 +167,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestUpstreamGateElsewhere: upstream's gate is found on also when something else than the flag switched it on.
+// TestUpstreamGateElsewhere: Check refuses kube's gate StorageVersionAPI also if it was not turned on by the flag.
 func TestUpstreamGateElsewhere(t *testing.T) {
 	registry := newRegistry(t)
 	set := pflag.NewFlagSet("server", pflag.ContinueOnError)
@@ -181,7 +181,7 @@ func TestUpstreamGateElsewhere(t *testing.T) {
 	}
 }
 
-// TestOrder: a step that is made before one that it needs fails.
+// TestOrder: Register and Adapt return an error if they are called too early.
 func TestOrder(t *testing.T) {
 	registry := basecompatibility.NewComponentGlobalsRegistry()
 	if err := Register(registry); err == nil {
@@ -203,7 +203,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// TestKubernetesFlags: the flag sets of Kubernetes' control plane are adapted before they are merged, as its commands do.
+// TestKubernetesFlags: the flag set with the gates is adapted before all flag sets of Kubernetes' control plane are merged, as in the commands.
 func TestKubernetesFlags(t *testing.T) {
 	options := controlplaneoptions.NewOptions()
 	registry := options.GenericServerRunOptions.ComponentGlobalsRegistry
@@ -268,7 +268,7 @@ func TestFeaturesAgreeWithLibrary(t *testing.T) {
 				plan, got := compat.PlanFeatures(features, settings, o)
 				at := fmt.Sprintf("emulation %s, min compatibility %s, %v", e, m, settings)
 				if got != nil && want == nil && strings.Contains(got.Error(), "alpha features may not be used") {
-					// The library only warns (KEP-4330, "Non-Goals").
+					// Component-base only warns of alpha features (KEP-4330, "Non-Goals").
 					if !slices.ContainsFunc(features, func(f compat.Feature) bool {
 						return gate.Enabled(featuregate.Feature(f.Name)) && gate.GetAll()[featuregate.Feature(f.Name)].PreRelease == featuregate.Alpha
 					}) {
@@ -307,7 +307,7 @@ func stageOf(spec featuregate.FeatureSpec) compat.Stage {
 	return compat.Stage(strings.ToLower(string(spec.PreRelease)))
 }
 
-// drawSettings sets up to three gates, and sometimes a class.
+// drawSettings returns random values for up to three gates, and sometimes for AllAlpha or AllBeta.
 func drawSettings(random *rand.Rand, features []compat.Feature) map[string]bool {
 	settings := map[string]bool{}
 	for range random.IntN(4) {
@@ -321,8 +321,8 @@ func drawSettings(random *rand.Rand, features []compat.Feature) map[string]bool 
 	return settings
 }
 
-// TestFeatureHistories: the gates of the features that keep stored objects readable exist, beta and
-// on, at every release that can be emulated, so that these features do not depend on that.
+// TestFeatureHistories: Concord's own two gates are beta and on at every release that can be emulated: stored objects stay readable through them
+// whatever release is emulated.
 func TestFeatureHistories(t *testing.T) {
 	for _, release := range compat.AllowedEmulation(compat.BinaryVersion()) {
 		own := New(release)
@@ -335,7 +335,7 @@ func TestFeatureHistories(t *testing.T) {
 	}
 }
 
-// TestCRDBoundedNameCost: the gate follows the KEP's rule of relaxed validation.
+// TestCRDBoundedNameCost: the gate is on only if the min compatibility version is 1.37 (KEP-4330's rule for relaxed validation).
 func TestCRDBoundedNameCost(t *testing.T) {
 	for _, tc := range []struct {
 		emulation, minCompatibility string

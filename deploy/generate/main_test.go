@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// TestGenerated: the generated files are what their sources make of them now.
+// TestGenerated: the generated files are up to date.
 func TestGenerated(t *testing.T) {
 	root := filepath.Join("..", "..")
 	files, err := generate(root)

@@ -25,7 +25,7 @@ func hello(t *testing.T) options {
 	}
 }
 
-// written reads the index of a layout.
+// written reads the index of an OCI layout and its manifest.
 func written(t *testing.T, o options, digest v1.Hash) (v1.ImageIndex, *v1.IndexManifest) {
 	t.Helper()
 	path, err := layout.FromPath(o.out)
@@ -42,8 +42,8 @@ func written(t *testing.T, o options, digest v1.Hash) (v1.ImageIndex, *v1.IndexM
 	return index, manifest
 }
 
-// TestImage builds the image of a small program twice: the digest is the same, and the layout
-// holds what a Pod with the manifests of controllers needs.
+// TestImage builds the image of a small program twice: the digest is the same both times, and the
+// layout has what a Pod with the manifests of controllers needs.
 func TestImage(t *testing.T) {
 	first, second := hello(t), hello(t)
 	digest, err := first.write(t.Context())
@@ -123,7 +123,7 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// TestOnePlatform: the layout for a single platform holds an index, too, of one image.
+// TestOnePlatform: the layout for a single platform has an index, too, of one image.
 func TestOnePlatform(t *testing.T) {
 	o := hello(t)
 	o.platforms = []string{"linux/arm64"}
@@ -135,7 +135,7 @@ func TestOnePlatform(t *testing.T) {
 	}
 }
 
-// must is for steps without which a test cannot go on.
+// must ends the test if err is not nil.
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 
 const commit = "0123456789abcdef0123456789abcdef01234567"
 
-// TestChart: the packed chart is of the release and installs its image.
+// TestChart: the packed chart has the version of the release and installs its image.
 func TestChart(t *testing.T) {
 	name, err := pack("../chart", "1.2.3", commit, t.TempDir())
 	if err != nil {
@@ -32,7 +32,8 @@ func TestChart(t *testing.T) {
 	}
 }
 
-// built writes a release that holds a file with what checksums.txt and the provenance say of it.
+// built writes a release with one file, its checksums.txt and its provenance; these are those of a
+// file with the text "content".
 func built(t *testing.T, content string) release {
 	t.Helper()
 	folder := t.TempDir()
@@ -52,8 +53,8 @@ func built(t *testing.T, content string) release {
 	return release{folders: []string{t.TempDir(), folder}, Version: "1.2.3", Commit: commit}
 }
 
-// TestCheck: a file that is not the one of the checksums is found, and a provenance of another
-// commit or of other files.
+// TestCheck: a file with another checksum is found, and so is a provenance with another commit or
+// other files.
 func TestCheck(t *testing.T) {
 	good := built(t, "content")
 	if err := good.checkSums(); err != nil {

@@ -14,10 +14,11 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// costly takes 3 MiB times the length of a word at most, if names are not bounded.
+// costly is a CEL rule whose estimated cost exceeds the budget, unless names are bounded: a name
+// counts as 3 MiB otherwise.
 const costly = `self.spec.words.all(w, !self.metadata.name.contains(w))`
 
-// definition returns a CRD as the API server holds it, with a rule of its root.
+// definition returns a CRD in the internal version, whose schema has this at its root.
 func definition(t *testing.T, root string) *apiextensions.CustomResourceDefinition {
 	t.Helper()
 	text := `{metadata: {name: gadgets.example.com}, status: {storedVersions: [v1]}, spec: {group: example.com, scope: Cluster,
@@ -41,7 +42,7 @@ func withRule(more, rule string) string {
 	return `properties: {` + more + words + `}, x-kubernetes-validations: [{rule: "` + rule + `"}]`
 }
 
-// attributes are those of a request; old is nil for one that creates.
+// attributes returns the admission attributes of a request; a create has no old object.
 func attributes(crd, old *apiextensions.CustomResourceDefinition, subresource string) admission.Attributes {
 	gvr := apiextensionsv1.SchemeGroupVersion.WithResource("customresourcedefinitions")
 	kind := apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinition")
@@ -56,8 +57,8 @@ func judge(t *testing.T, crd, old *apiextensions.CustomResourceDefinition, subre
 	return newStrictCRDCost().Validate(t.Context(), attributes(crd, old, subresource), nil)
 }
 
-// TestStrictCRDCost: a definition that the library accepts since 1.37 only is refused, in the words
-// and by the factor of the library of 1.36 (v0.36.6), which was given the same definitions.
+// TestStrictCRDCost: a definition that only the library of 1.37 accepts is refused. The field, the
+// message and the factor are those of the library of 1.36 (v0.36.6) for the same definitions.
 func TestStrictCRDCost(t *testing.T) {
 	embedded := `properties: {spec: {type: object, properties: {word: {type: string, maxLength: 1000}, inner: {type: object, x-kubernetes-embedded-resource: true, properties: {metadata: {type: object}}}},
   x-kubernetes-validations: [{rule: "!self.inner.metadata.name.contains(self.word)"}]}}`
@@ -92,7 +93,8 @@ func TestStrictCRDCost(t *testing.T) {
 	}
 }
 
-// TestStrictCRDCostStored: a definition that is stored can be updated, but its rule not used anew.
+// TestStrictCRDCostStored: a definition with a costly rule that is stored already can be updated;
+// an update cannot add the rule.
 func TestStrictCRDCostStored(t *testing.T) {
 	stored := definition(t, withRule("", costly))
 	relabelled := stored.DeepCopy()

@@ -9,7 +9,8 @@ import (
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 )
 
-// TestWithoutObservedGeneration: data stays out of new fields, unless it is there already.
+// TestWithoutObservedGeneration: the new fields observedGeneration are cleared, unless the stored
+// object has them already.
 func TestWithoutObservedGeneration(t *testing.T) {
 	status := func(own, condition int64) *apiextensions.CustomResourceDefinition {
 		crd := definition(t, `properties: {}`)
@@ -35,7 +36,8 @@ func TestWithoutObservedGeneration(t *testing.T) {
 	}
 }
 
-// TestObservedGenerationGate: the library's history of the gate says what the KEP asks.
+// TestObservedGenerationGate: component-base enables the gate at the releases at which the KEP
+// demands it: from the second release on that has the field.
 func TestObservedGenerationGate(t *testing.T) {
 	introduced := utilversion.MajorMinor(1, 35)
 	for _, emulation := range []string{"1.34", "1.35", "1.36", "1.37"} {
