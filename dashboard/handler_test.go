@@ -36,8 +36,8 @@ func newHandler(t *testing.T) *Handler {
 	return h
 }
 
-// TestPages: the page consists of its own files, every one it asks for is there, and it lets
-// nothing else in.
+// TestPages: the page consists of its own files, each file that it asks for is served, and its
+// headers forbid everything from elsewhere.
 func TestPages(t *testing.T) {
 	h := newHandler(t)
 	index := request(t, h, http.MethodGet, "/").Body.String()
@@ -70,8 +70,8 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// TestLocal: only a client that has the URL sees the page, and no page of another site does, not
-// even one whose name leads here.
+// TestLocal: only a client that has the URL with its token gets the page; a page of another site
+// does not, even if the name of that site resolves to this address.
 func TestLocal(t *testing.T) {
 	served := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("at " + r.URL.Path)) })
 	l := NewLocal(served, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 4000})
@@ -128,7 +128,8 @@ func metrics(t *testing.T, at time.Time, started, fast, all string) load {
 	return l
 }
 
-// TestLoad: the 99th percentile is of the requests between two looks at one process.
+// TestLoad: the 99th percentile and the rate are those of the requests between two reads of one
+// process's metrics.
 func TestLoad(t *testing.T) {
 	now := time.Unix(1e9, 0)
 	first := metrics(t, now, "5", "1000", "1000")
@@ -151,7 +152,7 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// story returns the observations of a story of package status.
+// story returns what is observed in a story of package status.
 func story(t testing.TB, name string) status.Observed {
 	t.Helper()
 	archive, err := txtar.ParseFile("../status/testdata/" + name + ".txtar")
@@ -165,7 +166,7 @@ func story(t testing.TB, name string) status.Observed {
 	return o
 }
 
-// TestReleases: the neighbours of the releases that serve are judged by what is stored.
+// TestReleases: the releases before and after those that servers run are judged by what is stored.
 func TestReleases(t *testing.T) {
 	p, rows := pictureOf(story(t, "roll"), verdict.Lifecycles())
 	if len(rows) != 3 || len(p.Problems) == 0 || len(p.Releases) != 2 {

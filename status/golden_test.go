@@ -22,9 +22,9 @@ import (
 
 var update = flag.Bool("update", false, "write the golden screens anew")
 
-// TestGolden renders what was observed, in each file of testdata: the status, and a why for
-// every file named why-<resource>, with the census in census-<resource> if there is one; the
-// rows and the timeline of a page where there are files of these names. No line of text is longer than 80 columns but for a word that cannot be broken.
+// TestGolden renders what was observed, for each file of testdata: the status; a "why" for each file named why-<resource>, with the census in
+// census-<resource> if there is one; and the rows and the timeline of a page, if there are files with these names. No line of text is longer than 80
+// columns, unless it is one long word.
 func TestGolden(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) < 5 {
@@ -86,7 +86,7 @@ func golden(t *testing.T, file string) {
 	}
 }
 
-// named says of definitions that a status does not need only the metadata: it is the same.
+// named asserts that the status is the same with only the metadata of definitions of which it does not need more.
 func named(t *testing.T, whole status.Observed, style status.Style) {
 	t.Helper()
 	o := whole
@@ -123,7 +123,7 @@ func why(t *testing.T, o status.Observed, name string, given map[string][]byte, 
 
 var escapes = regexp.MustCompile("\x1b\\[[0-9]*m")
 
-// TestColor: colours change nothing but colours, and are there.
+// TestColor: with colours, the text is the same, except for the escape sequences of colours.
 func TestColor(t *testing.T) {
 	archive, err := txtar.ParseFile("testdata/scene.txtar")
 	if err != nil {
@@ -139,7 +139,7 @@ func TestColor(t *testing.T) {
 	}
 }
 
-// TestNearest: a name that is spelled wrong leads to those that were meant.
+// TestNearest: for a misspelled name, the resources are sorted by how similar their names are to it.
 func TestNearest(t *testing.T) {
 	var all []schema.GroupResource
 	for _, name := range []string{"configmaps", "secrets", "widgets.example.com", "gadgets.example.com", "leases.coordination.k8s.io"} {
@@ -155,7 +155,7 @@ func TestNearest(t *testing.T) {
 	}
 }
 
-// TestUnseen: a resource that nobody has looked at yet is not called safe, unless its objects were counted.
+// TestUnseen: a resource without a StorageState is not called safe, unless its objects were counted.
 func TestUnseen(t *testing.T) {
 	archive, err := txtar.ParseFile("testdata/unseen.txtar")
 	if err != nil {
@@ -172,8 +172,8 @@ func TestUnseen(t *testing.T) {
 	}
 }
 
-// TestManyProblems: of many resources that are not well the status tells the most urgent, and the
-// names of others, so that it stays on a screen.
+// TestManyProblems: if many resources have problems, the status tells the most urgent ones, and only the names of the others, so that it fits on a
+// screen.
 func TestManyProblems(t *testing.T) {
 	archive, err := txtar.ParseFile("testdata/scene.txtar")
 	if err != nil {

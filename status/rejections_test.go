@@ -12,11 +12,11 @@ import (
 	"github.com/concord-dev/concord/status"
 )
 
-// TestRejections: the advice depends on who refuses the objects, and one reason for several objects is told once. The
+// TestRejections: the advice depends on what refuses the objects, and a reason of several objects is told once. The
 // messages have the form of those of kube-apiserver 1.37.
 func TestRejections(t *testing.T) {
 	for name, test := range map[string]struct {
-		messages []string // of the objects a, b, ...
+		messages []string // of the objects a, b and so on
 		want     []string // parts of the text, in this order
 		lacks    string
 	}{
@@ -80,8 +80,8 @@ func TestRejections(t *testing.T) {
 	}
 }
 
-// TestConversionWebhook: whether a conversion webhook was reached, trusted, and refuses objects is told apart, also of the
-// kind Certificate, whose name is in the API server's message.
+// TestConversionWebhook: the text says whether a conversion webhook was not reached, is not trusted, or refuses objects.
+// That works also for a kind named Certificate, whose name is in the API server's message.
 func TestConversionWebhook(t *testing.T) {
 	const failed = "Internal error occurred: conversion webhook for example.com/v1, Kind=Certificate failed: "
 	for message, want := range map[string]string{

@@ -26,21 +26,21 @@ func serverLease(renewed time.Time, stock bool) coordinationv1.Lease {
 	return lease
 }
 
-// TestClocksOfServers: a Lease is judged by whether it is seen to be renewed where its time alone would have its server
-// dead, or lies ahead, and not before; a server that renews it is never dead, whatever its clock.
+// TestClocksOfServers: if a Lease's renewTime would make its server dead, or lies in the future, the Lease is judged by
+// whether it is renewed while it is watched. A server that renews it is never dead, whatever its clock shows.
 func TestClocksOfServers(t *testing.T) {
 	now := time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
 	other := serverLease(now, false)
 	other.Name = "apiserver-b"
 	for _, test := range []struct {
 		why        string
-		old        time.Duration // of the Lease when it is read first
-		renewed    bool          // before it is read a second time
+		old        time.Duration // age of the renewTime when the Lease is read first
+		renewed    bool          // the Lease is renewed before it is read again
 		stock      bool
-		long       bool // it lasts for two minutes, and is renewed after one
+		long       bool // the duration is two minutes
 		first      string
 		doubt      time.Duration
-		after      time.Duration // it is read a second time
+		after      time.Duration // time until the Lease is read again
 		second     string
 		deletesNow bool
 	}{
@@ -63,7 +63,7 @@ func TestClocksOfServers(t *testing.T) {
 		if test.long {
 			lease.Spec.LeaseDurationSeconds = ptr.To(int32(120))
 		}
-		// Upstream's own Lease of a server that is gone has nothing to tell.
+		// The Lease of upstream's code in the process of a server that is gone does not count.
 		upstreams := serverLease(now.Add(-time.Minute), true)
 		upstreams.Name = storageversion.UpstreamIdentityPrefix + "x"
 		o := status.Observed{Now: now, Leases: []coordinationv1.Lease{lease, other, upstreams}}
@@ -91,7 +91,7 @@ func TestClocksOfServers(t *testing.T) {
 	}
 }
 
-// state is that of the first server by name.
+// state returns the state of the server apiserver-a.
 func state(o status.Observed) string {
 	for _, s := range status.Of(o).Servers {
 		if s.ID == "apiserver-a" {

@@ -32,7 +32,7 @@ func policyIn(encoding string) string {
 	return fmt.Sprintf(`{"apiVersion":%q,"kind":"MutatingAdmissionPolicy","metadata":{"name":"p"}}`, encoding)
 }
 
-// start is one of a server that encrypts nothing.
+// start returns the check of a server without encryption.
 func start(t *testing.T, prefix string, allow bool) stored.Start {
 	t.Helper()
 	return stored.Start{Layout: stored.Layout{Prefix: prefix}, Target: storedtest.Target(t), Keys: &keyring.Keys{}, Allow: allow}
@@ -43,9 +43,10 @@ func TestCheckStorage(t *testing.T) {
 	const sealed = "k8s:enc:aescbc:v1:key1:\x00"
 	v1, v2 := agree.Encoding(admissionGroup+"/v1"), agree.Encoding(admissionGroup+"/v2")
 	for name, test := range map[string]struct {
-		// change alters the values of a cluster in which all is well; nil: there are none.
+		// change changes the values of a cluster in which everything is well; nil means that there are no
+		// values.
 		change func(values map[string]string)
-		// refused are parts of the error; none: the server starts.
+		// refused are parts of the error; the server starts if there are none.
 		refused []string
 		// untold is a part of the log; "" if nothing is logged.
 		untold string
@@ -211,8 +212,8 @@ func TestCheckStorage(t *testing.T) {
 	}
 }
 
-// TestUndecodableIsNamed asserts that a start names every value that does not decode, of any
-// resource and no matter what is known of its stored set, and that it refuses nothing for them.
+// TestUndecodableIsNamed asserts that a start logs every value that does not decode, of any resource,
+// whatever its stored set, and that the server starts all the same.
 func TestUndecodableIsNamed(t *testing.T) {
 	etcd := storedtest.Start(t)
 	values := storedtest.Agreed(t)
@@ -243,7 +244,7 @@ func TestUndecodableIsNamed(t *testing.T) {
 	}
 }
 
-// opensAll are keys that open everything.
+// opensAll are encryption keys that can decrypt everything.
 type opensAll struct{ stored.Keys }
 
 // CheckStored implements stored.Keys.
@@ -251,8 +252,8 @@ func (opensAll) CheckStored(context.Context, migratestore.Reader, stored.Layout,
 	return nil
 }
 
-// TestCheckStorageOfSpecialPlaces asserts that the values of a resource are looked for where
-// the layout has them.
+// TestCheckStorageOfSpecialPlaces asserts that the values of a resource are read under the prefix that the
+// layout has for it.
 func TestCheckStorageOfSpecialPlaces(t *testing.T) {
 	etcd := storedtest.Start(t)
 	services := schema.GroupResource{Resource: "services"}
@@ -289,7 +290,7 @@ func (c *countingReader) Range(ctx context.Context, start, end string, limit, re
 	return page, err
 }
 
-// TestCheckStorageIsCheap asserts that a normal start reads the stored sets and nothing else.
+// TestCheckStorageIsCheap asserts that a normal start reads the stored sets only, and no values.
 func TestCheckStorageIsCheap(t *testing.T) {
 	etcd := storedtest.Start(t)
 	values := storedtest.Agreed(t)
@@ -310,7 +311,7 @@ func TestCheckStorageIsCheap(t *testing.T) {
 	}
 }
 
-// slowReader answers everything but the values of one resource.
+// slowReader answers all reads except those of the values of one resource.
 type slowReader struct {
 	migratestore.Reader
 	slow string
@@ -325,8 +326,8 @@ func (s slowReader) Range(ctx context.Context, start, end string, limit, revisio
 	return s.Reader.Range(ctx, start, end, limit, revision)
 }
 
-// TestCheckStorageIsBounded asserts that a resource with too many values to read keeps no
-// server from starting, and hides no other.
+// TestCheckStorageIsBounded asserts that a resource with too many values to read keeps no server from
+// starting, and that problems of other resources are still found.
 func TestCheckStorageIsBounded(t *testing.T) {
 	etcd := storedtest.Start(t)
 	values := storedtest.Agreed(t)
@@ -355,8 +356,8 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	}
 }
 
-// crowdedReader has a large resource, whose values take all the time in the first half of a check, and are
-// answered in the second one when the values of the small one have been read.
+// crowdedReader has a large resource, whose values use up the time of the first half of a check. In the
+// second half they are answered after the values of the small resource were read.
 type crowdedReader struct {
 	migratestore.Reader
 	large, small string
@@ -367,7 +368,7 @@ type crowdedReader struct {
 	once   *sync.Once
 }
 
-// limited begins a half of a check. It ends by itself only where the check waits for what never comes.
+// limited returns the context of a half of a check. It ends by its timeout only if the check hangs.
 func (c *crowdedReader) limited(ctx context.Context) (context.Context, context.CancelFunc) {
 	c.halves++
 	c.read, c.once = make(chan struct{}), &sync.Once{}
@@ -394,8 +395,8 @@ func (c *crowdedReader) Range(ctx context.Context, start, end string, limit, rev
 	return page, err
 }
 
-// TestCheckStorageOfKeys asserts that a resource whose values take all the time hides no key that the
-// server lacks.
+// TestCheckStorageOfKeys asserts that a missing key is found, also if the values of another resource use
+// up the time.
 func TestCheckStorageOfKeys(t *testing.T) {
 	etcd := storedtest.Start(t)
 	prefix := etcd.Fill(t, map[string]string{"secrets/default/a": "k8s:enc:aescbc:v1:key1:\x00", "configmaps/default/a": "{}", "configmaps/default/b": "{}"})
@@ -406,8 +407,8 @@ func TestCheckStorageOfKeys(t *testing.T) {
 	}
 }
 
-// farReader answers what is asked of single keys and resources only while two such questions are
-// under way together, or have been.
+// farReader answers reads with limit 1 (of single keys, or whether a resource has values) only when two of
+// them were under way at the same time.
 type farReader struct {
 	migratestore.Reader
 	asked atomic.Int64
@@ -429,8 +430,8 @@ func (f *farReader) Range(ctx context.Context, start, end string, limit, revisio
 	return f.Reader.Range(ctx, start, end, limit, revision)
 }
 
-// TestCheckStorageFarAway asserts that a server asks of several resources at a time, and starts
-// where there was no time for an answer.
+// TestCheckStorageFarAway asserts that a server checks several resources at a time, and that it starts if
+// there was not enough time to read the values.
 func TestCheckStorageFarAway(t *testing.T) {
 	etcd := storedtest.Start(t)
 	prefix := etcd.Fill(t, map[string]string{"mutatingadmissionpolicies/a": policyIn(admissionGroup + "/v2")})
@@ -449,7 +450,7 @@ func TestCheckStorageFarAway(t *testing.T) {
 	}
 }
 
-// meanwhileReader has a StorageVersion written once values of its resource are read.
+// meanwhileReader calls write after each read of values of one resource.
 type meanwhileReader struct {
 	migratestore.Reader
 	of    string
@@ -465,8 +466,8 @@ func (m meanwhileReader) Range(ctx context.Context, start, end string, limit, re
 	return page, err
 }
 
-// TestCheckStorageIsFenced asserts that an encoding that a server began to write while values were
-// counted counts as written, and that a remembered set refuses where not all values could be read.
+// TestCheckStorageIsFenced asserts that an encoding counts as stored if a server began to write it while
+// values were counted, and that the remembered stored set counts if not all values could be read.
 func TestCheckStorageIsFenced(t *testing.T) {
 	etcd := storedtest.Start(t)
 	v1, v2 := agree.Encoding(admissionGroup+"/v1"), agree.Encoding(admissionGroup+"/v2")
@@ -494,7 +495,7 @@ func TestCheckStorageIsFenced(t *testing.T) {
 	}
 }
 
-// TestCheckStorageWithoutEtcd asserts that a server does not start on values that it cannot read.
+// TestCheckStorageWithoutEtcd asserts that a server does not start if it cannot read etcd.
 func TestCheckStorageWithoutEtcd(t *testing.T) {
 	etcd := storedtest.Start(t)
 	ctx, cancel := context.WithCancel(t.Context())
