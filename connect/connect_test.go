@@ -23,8 +23,8 @@ import (
 	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 )
 
-// TestPreferCBOR: a client writes all kinds of the protocol, and asks for answers in protobuf, also where client-go's
-// feature gates have clients prefer CBOR.
+// TestPreferCBOR: even if client-go's feature gates make clients prefer CBOR, a client can write all kinds that the protocol uses,
+// and asks for answers in protobuf.
 func TestPreferCBOR(t *testing.T) {
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.ClientsAllowCBOR, true)
 	clientfeaturestesting.SetFeatureDuringTest(t, clientfeatures.ClientsPreferCBOR, true)
@@ -52,8 +52,8 @@ func TestPreferCBOR(t *testing.T) {
 	}
 }
 
-// TestMigrationsOfVersions: answers come in protobuf only where its types are those of the migrations' version. In v1alpha1, which
-// kube-apiservers of 1.34 serve, fields of v1's types had other numbers.
+// TestMigrationsOfVersions: answers in protobuf are asked for only in the version of migrations whose Go types are used, v1. In
+// v1alpha1, which kube-apiservers of 1.34 serve, the fields have other protobuf numbers.
 func TestMigrationsOfVersions(t *testing.T) {
 	for version, want := range map[string]string{
 		"v1":       "application/vnd.kubernetes.protobuf,application/json",
@@ -77,7 +77,7 @@ func TestMigrationsOfVersions(t *testing.T) {
 	}
 }
 
-// TestWithTimeout: what --request-timeout says goes before the bound of commands.
+// TestWithTimeout: the value of --request-timeout takes precedence over the default timeout of commands.
 func TestWithTimeout(t *testing.T) {
 	for said, want := range map[time.Duration]time.Duration{0: answerTimeout, time.Second: time.Second, time.Minute: time.Minute} {
 		config := &rest.Config{Timeout: said}
@@ -87,8 +87,8 @@ func TestWithTimeout(t *testing.T) {
 	}
 }
 
-// TestRefusals: a write that a server refuses for long ends in what the server says, and one that
-// it refuses for a moment is made.
+// TestRefusals: a write that the server refuses once with Retry-After is made in the end. If the server refuses it for long, the
+// error has the server's message.
 func TestRefusals(t *testing.T) {
 	const refusal = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"ServiceUnavailable","code":503,"message":"etcd is out of space","details":{"retryAfterSeconds":1}}`
 	for name, refused := range map[string]int{"for a moment": 1, "for long": 1000} {

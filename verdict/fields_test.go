@@ -8,7 +8,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// TestLost: fields are named that the API server drops where it writes objects anew in the storage version.
+// TestLost: a warning names the fields that the API server would drop when it writes objects in the new storage
+// version.
 func TestLost(t *testing.T) {
 	const object = "{type: object, properties: {a: {type: string}, b: {type: object, properties: {c: {type: string}}}}}"
 	schema := func(text string) *apiextensionsv1.JSONSchemaProps {
@@ -56,7 +57,8 @@ func TestLost(t *testing.T) {
 	}
 }
 
-// TestLostUnknown: fields that no schema names are stored where it, or the definition, keeps such fields.
+// TestLostUnknown: the same for fields that are in no schema; they are stored if a schema, or the definition,
+// preserves unknown fields.
 func TestLostUnknown(t *testing.T) {
 	const strict = "{type: object, properties: {metadata: {type: object}, spec: {type: object, properties: {a: {type: object, properties: {x: {type: string}}}}}}}"
 	const keeps = "type: object, x-kubernetes-preserve-unknown-fields: true"
@@ -87,8 +89,8 @@ func TestLostUnknown(t *testing.T) {
 	}
 }
 
-// lostBy says which fields objects stored by one schema lose by another one, as the warnings name them; kept and keeps
-// are spec.preserveUnknownFields before and after.
+// lostBy returns the fields that objects stored with one schema lose with another one, as the warnings name them. kept
+// and keeps are spec.preserveUnknownFields before and after.
 func lostBy(t *testing.T, stored, wanted string, kept, keeps bool) (got []string) {
 	t.Helper()
 	schema := func(text string) *apiextensionsv1.JSONSchemaProps {

@@ -15,8 +15,8 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// TestSince: a census that has found nothing of a version which the target lacks makes it safe
-// only if no server can have written one before the verdict.
+// TestSince: if a census found no object in a version that the target cannot read, the target is
+// safe only if no server can have written one between the census and the verdict.
 func TestSince(t *testing.T) {
 	policies := schema.GroupResource{Group: admission, Resource: "mutatingadmissionpolicies"}
 	const old, young = admission + "/v1beta1", admission + "/v1"

@@ -31,7 +31,7 @@ const admission = "admissionregistration.k8s.io"
 
 var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 
-// report is one of a rollback to 1.35 with something of each verdict.
+// report returns the report of a rollback to 1.35, with a resource for each verdict.
 func report() verdict.Report {
 	target := compat.ReleaseTarget(verdict.Lifecycles(), version.MustParseMajorMinor("1.35"))
 	return verdict.OfServer(target, []compat.Stored{
@@ -50,7 +50,7 @@ func report() verdict.Report {
 	}, errors.New("deviceclasses.resource.k8s.io: nobody may"))
 }
 
-// TestFormats: the reports written for people and for CI are as they were.
+// TestFormats: the reports in all formats are those of the golden files.
 func TestFormats(t *testing.T) {
 	for _, format := range verdict.Formats {
 		var text strings.Builder
@@ -98,7 +98,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestDefinitions: may a definition be applied, or deleted.
+// TestDefinitions: the verdict says whether a definition may be applied, or deleted.
 func TestDefinitions(t *testing.T) {
 	both := &verdict.Definition{Resource: widgets, Versions: []string{"v1", "v2"}, Storage: "v1", StoredVersions: []string{"v1"}}
 	migrated := &verdict.Definition{Resource: widgets, Versions: []string{"v1", "v2"}, Storage: "v2", StoredVersions: []string{"v2"}}
@@ -115,7 +115,7 @@ func TestDefinitions(t *testing.T) {
 		return c
 	}
 	for name, test := range map[string]struct {
-		wanted, present *verdict.Definition // wanted nil: to be deleted
+		wanted, present *verdict.Definition // wanted is nil if it is to be deleted
 		stored          []string
 		unknown         bool
 		census          *compat.StoredCensus
@@ -159,7 +159,7 @@ func TestDefinitions(t *testing.T) {
 	}
 }
 
-// TestUnreadDefinition: a definition that cannot be read is none that is not there.
+// TestUnreadDefinition: a definition that cannot be read does not count as one that does not exist.
 func TestUnreadDefinition(t *testing.T) {
 	change := verdict.Change{Wanted: &verdict.Definition{Resource: widgets, Versions: []string{"v2"}, Storage: "v2"}, Unread: true, Stored: compat.Stored{Resource: widgets}}
 	if r := verdict.OfDefinitions([]verdict.Change{change}); r.Verdict != compat.CouldNotTell || r.Resources[0].Reason != "its CustomResourceDefinition cannot be read" || r.Do == "" {
@@ -170,7 +170,7 @@ func TestUnreadDefinition(t *testing.T) {
 	}
 }
 
-// TestEvidence: of each resource the last migration that ended counts.
+// TestEvidence: for each resource, the migration that ended last counts.
 func TestEvidence(t *testing.T) {
 	migration := func(name string, hour int, succeeded bool) migrationv1alpha1.StorageVersionMigration {
 		m := migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -194,7 +194,7 @@ func TestEvidence(t *testing.T) {
 	if later := verdict.Evidence([]migrationv1alpha1.StorageVersionMigration{migration("b", 2, false), migration("c", 3, true)}); len(later) != 0 {
 		t.Errorf("evidence of what succeeded since: %+v", later)
 	}
-	// Ends are told in seconds: nobody knows which of these was the last.
+	// The time of an end is in whole seconds, so it is not known which of these ended last.
 	same := []migrationv1alpha1.StorageVersionMigration{migration("a", 2, true), migration("b", 2, false)}
 	for range 2 {
 		if got := verdict.Evidence(same)[widgets]; got.Objects != 1 {
@@ -204,7 +204,7 @@ func TestEvidence(t *testing.T) {
 	}
 }
 
-// TestAlike: "could not tell" of many resources, for one reason, is told once.
+// TestAlike: if many resources have the verdict "could not tell" for the same reason, that is told once.
 func TestAlike(t *testing.T) {
 	var stored []compat.Stored
 	for _, name := range []string{"configmaps", "endpoints", "events", "namespaces", "nodes", "persistentvolumeclaims", "persistentvolumes", "pods", "replicationcontrollers", "resourcequotas", "secrets", "serviceaccounts"} {
@@ -221,8 +221,8 @@ func TestAlike(t *testing.T) {
 	}
 }
 
-// TestUnseen: of resources of which nothing is remembered, and that nobody could count, no format says no
-// more than that they are safe.
+// TestUnseen: if nothing is known of a resource and it could not be counted, every format says that beside
+// the verdict "safe".
 func TestUnseen(t *testing.T) {
 	target := compat.ReleaseTarget(verdict.Lifecycles(), version.MajorMinor(1, 38))
 	r := verdict.OfServer(target, []compat.Stored{
@@ -250,8 +250,9 @@ func TestUnseen(t *testing.T) {
 	}
 }
 
-// TestAggregated: nobody asks which releases decode the objects of an aggregated API server, which has them
-// in another etcd, also when it is gone; what is defined here is judged, whoever reports.
+// TestAggregated: the objects of an aggregated API server are in another etcd, so it does not matter which
+// releases can decode them, also if that server is gone. A resource with a CRD here is judged, whoever
+// reports it.
 func TestAggregated(t *testing.T) {
 	state := migrationv1alpha1.StorageState{}
 	state.Name = widgets.String()
@@ -275,7 +276,7 @@ func TestAggregated(t *testing.T) {
 	}
 }
 
-// TestStockCluster: where no server reports, waiting for migrations does not help, and is not advised.
+// TestStockCluster: if no server reports, it does not help to wait for migrations, and that is not advised.
 func TestStockCluster(t *testing.T) {
 	state := migrationv1alpha1.StorageState{}
 	state.Name = "widgets.example.com"
@@ -287,8 +288,8 @@ func TestStockCluster(t *testing.T) {
 	}
 }
 
-// TestMixedControlPlane: of a cluster that has servers of Concord beside a kube-apiserver without it, the
-// advice is what helps there: not to wait, and not to read again what was read.
+// TestMixedControlPlane: in a cluster with servers of Concord and a stock kube-apiserver, the advice is not
+// to wait, and not to read values again that were read.
 func TestMixedControlPlane(t *testing.T) {
 	concord := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "apiserver-a", Annotations: map[string]string{storageversion.BinaryVersionAnnotation: "1.37"}}}
 	stock := coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "apiserver-b"}}
@@ -326,7 +327,7 @@ func TestMixedControlPlane(t *testing.T) {
 			}
 		}
 	}
-	// One of Concord's that is dead is no more to ask: then the cluster is as one of stock servers.
+	// A dead server of Concord cannot be asked any more, so the cluster counts as one of stock servers.
 	now := time.Now()
 	for age, want := range map[time.Duration]string{10 * time.Second: "serves no StorageVersions", time.Minute: "no server of this cluster reports"} {
 		renewed := concord.DeepCopy()

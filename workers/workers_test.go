@@ -61,8 +61,8 @@ func TestDo(t *testing.T) {
 	t.Error("the counter is not served")
 }
 
-// TestLoop: a function that panics begins again, later and later, with a context that ends with each
-// attempt, and one that returns does not.
+// TestLoop: a function that panics is called again after longer and longer pauses, each time with a
+// new context, which ends with the attempt. A function that returns is not called again.
 func TestLoop(t *testing.T) {
 	ctx, _ := logged(t)
 	var delays int
@@ -94,7 +94,7 @@ func TestLoop(t *testing.T) {
 	}
 }
 
-// TestLoopStops: an end is not waited for.
+// TestLoopStops: a loop whose context ends does not wait for its next attempt.
 func TestLoopStops(t *testing.T) {
 	logs, _ := logged(t)
 	ctx, cancel := context.WithCancel(logs)
