@@ -13,8 +13,8 @@ import (
 
 const modulePath = "github.com/concord-dev/concord"
 
-// An arrow says what a layer may import beyond the standard library. The list is the
-// layer rule of ARCHITECTURE.md: a folder that is not in it may not exist.
+// An arrow says what a folder may import beyond the standard library. The list is the layer rule of
+// ARCHITECTURE.md; a folder without an arrow may not exist.
 type arrow struct {
 	folder string
 	// own lists the module's folders that may be imported, with their subfolders.
@@ -31,7 +31,7 @@ type arrow struct {
 var (
 	values    = []string{"k8s.io/apimachinery/pkg/runtime/schema", "k8s.io/apimachinery/pkg/util/version", "k8s.io/apimachinery/pkg/util/sets", "k8s.io/apimachinery/pkg/version"}
 	genericly = []string{"k8s.io/apiserver/pkg/server", "k8s.io/apiserver/pkg/endpoints", "k8s.io/apiextensions-apiserver/pkg/apiserver", "k8s.io/kube-aggregator"}
-	kube      = []string{"k8s.io/kubernetes"} // of all folders only server may
+	kube      = []string{"k8s.io/kubernetes"} // only folders under server may import it
 )
 
 var arrows = []arrow{
@@ -146,8 +146,8 @@ func (a arrow) refuses(imported string) string {
 	if slices.ContainsFunc(a.forbidden, func(f string) bool { return under(imported, f) }) {
 		return "forbidden"
 	}
-	// No folder but server may import Kubernetes itself, and none but those that name it here
-	// imports server: so join, all that it imports, and the commands do not depend on it.
+	// Only folders under server import Kubernetes itself, and only folders whose arrow names server
+	// import server. So join, all that it imports, and the commands do not depend on Kubernetes.
 	if a.folder != "server" && a.folder != "server/planning" && slices.ContainsFunc(kube, func(f string) bool { return under(imported, f) }) {
 		return "only server may"
 	}
@@ -156,7 +156,8 @@ func (a arrow) refuses(imported string) string {
 
 func under(path, prefix string) bool { return path == prefix || strings.HasPrefix(path, prefix+"/") }
 
-// TestServerIsAssembly keeps from server all code that is more than putting Kubernetes and join together.
+// TestServerIsAssembly limits the lines of the folders under server: they only put Kubernetes and join
+// together.
 func TestServerIsAssembly(t *testing.T) {
 	lines := 0
 	for _, p := range packages(t) {
@@ -183,7 +184,7 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
-// TestNoJunkDrawers keeps folders named for ideas.
+// TestNoJunkDrawers forbids folders with names that say nothing, such as util.
 func TestNoJunkDrawers(t *testing.T) {
 	for _, p := range packages(t) {
 		switch base := filepath.Base(p.ImportPath); base {

@@ -17,8 +17,9 @@ import (
 
 var slow = flag.Bool("slow", false, "also install the module from a file proxy, which compiles all of it")
 
-// TestGoInstall installs the command as users do, from a module proxy: it works only without
-// replace lines, and with all of Kubernetes' staging modules named at released versions.
+// TestGoInstall installs the command with "go install" from a module proxy, as users do. That works
+// only if go.mod has no replace lines, and names released versions of all of Kubernetes' staging
+// modules.
 func TestGoInstall(t *testing.T) {
 	if !*slow {
 		return

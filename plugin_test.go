@@ -7,16 +7,16 @@ import (
 	"testing"
 )
 
-// serverCode are the packages that make a server. The plugin links none of them, directly or
-// not: it is small, starts at once, and people put it on their own machines. It reads raw
-// etcd, so it has the code that tells stored values apart.
+// serverCode are the packages that make a server. The plugin must not link them, not even
+// indirectly: it is small, starts at once, and people install it on their own machines. It reads
+// raw etcd, so it does have the code that recognizes stored values.
 var serverCode = []string{
 	"k8s.io/apiserver/pkg/server", "k8s.io/apiserver/pkg/registry", "k8s.io/apiserver/pkg/admission", "k8s.io/apiserver/pkg/endpoints/handlers",
 	"k8s.io/apiserver/pkg/storage/etcd3", "k8s.io/apiserver/pkg/storage/cacher", "k8s.io/kubernetes", "go.etcd.io/etcd/server",
 	modulePath + "/server", modulePath + "/join", modulePath + "/member", modulePath + "/fence", modulePath + "/sim",
 }
 
-// TestPluginHoldsNoServer asserts what kubectl-concord is linked from.
+// TestPluginHoldsNoServer asserts that kubectl-concord links none of these packages.
 func TestPluginHoldsNoServer(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", "./cmd/kubectl-concord").Output()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestTrackRecord asserts that the commands of docs/track-record.md still run a test: their
-// packages exist, and so does a test for each name of a pattern. It reads the sources only.
+// TestTrackRecord asserts that each command in docs/track-record.md still runs a test: its packages
+// exist, and a test for each name in its pattern. It reads only the sources.
 func TestTrackRecord(t *testing.T) {
 	text, err := os.ReadFile("docs/track-record.md")
 	must(t, err)
@@ -38,7 +38,7 @@ func TestTrackRecord(t *testing.T) {
 	}
 }
 
-// runsATest says what is wrong with a command `go test [PACKAGE | -run PATTERN]...`.
+// runsATest returns an error if a command `go test [PACKAGE | -run PATTERN]...` runs no test.
 func runsATest(command string) error {
 	command, _, _ = strings.Cut(command, " -args")
 	words := strings.Fields(strings.ReplaceAll(command, "'", ""))
@@ -60,12 +60,12 @@ func runsATest(command string) error {
 			if err != nil {
 				return err
 			}
-			// A script of testdata is a subtest of its name.
+			// A script in testdata is a subtest with the script's name.
 			fmt.Fprintf(&sources, "%s\n%q\n", content, strings.TrimSuffix(filepath.Base(file), ".txtar"))
 		}
 	}
 	tests := regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Example)\w*)\(`).FindAllStringSubmatch(sources.String(), -1)
-	// A subtest's name has underscores where its text has spaces.
+	// The name of a subtest has underscores for spaces.
 	subtests := regexp.MustCompile(`"([^"\n]+)"`).FindAllStringSubmatch(strings.ReplaceAll(sources.String(), " ", "_"), -1)
 	for level, part := range strings.Split(pattern, "/") {
 		among := subtests
@@ -82,8 +82,8 @@ func runsATest(command string) error {
 	return nil
 }
 
-// testFiles are the test files of a package, or of a folder's where it ends in "/...", and the
-// scripts that its tests run.
+// testFiles returns the test files of a package, or of all packages below if the pattern ends in
+// "/...", and the scripts that their tests run.
 func testFiles(pattern string) (files []string, err error) {
 	folder, all := strings.CutSuffix(filepath.Clean(pattern), "/...")
 	err = filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
@@ -100,7 +100,7 @@ func testFiles(pattern string) (files []string, err error) {
 	return files, err
 }
 
-// alternatives are a, b of a|b, and pa, pb of p(a|b).
+// alternatives returns a, b for a|b, and pa, pb for p(a|b).
 func alternatives(pattern string) []string {
 	prefix, rest, grouped := strings.Cut(pattern, "(")
 	if !grouped {
@@ -113,7 +113,7 @@ func alternatives(pattern string) []string {
 	return names
 }
 
-// must is for steps without which a test cannot go on.
+// must ends the test if err is not nil.
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {
