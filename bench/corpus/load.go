@@ -45,20 +45,20 @@ func (l *Load) Run(ctx context.Context) {
 	l.Requests = load.Closed(ctx, closedClients, 0, func(client, n int) error { return l.one(all, n*closedClients+client, n%2 == 0) })
 }
 
-// one makes a request, and repeats it while the server answers with 429 or 503.
+// one makes a request, and repeats it while the server answers with 429 or 503, for a minute at most.
 func (l *Load) one(ctx context.Context, i int, write bool) error {
 	method, contentType, body := http.MethodGet, "", []byte(nil)
 	if write {
 		method, contentType = http.MethodPatch, "application/merge-patch+json"
 		body = Marshal(Fields{"spec": Fields{"sequence": i}})
 	}
-	for {
+	for began := time.Now(); ; {
 		_, err := l.Client.Do(ctx, method, l.Path(i), contentType, body)
 		var status *cluster.StatusError
 		switch {
 		case err == nil:
 			return nil
-		case errors.As(err, &status) && (status.Code == http.StatusServiceUnavailable || status.Code == http.StatusTooManyRequests):
+		case time.Since(began) < time.Minute && errors.As(err, &status) && (status.Code == http.StatusServiceUnavailable || status.Code == http.StatusTooManyRequests):
 			_ = load.Pause(ctx, tryAgain)
 		default:
 			return fmt.Errorf("a client's request: %w", err)
