@@ -53,7 +53,8 @@ type run struct {
 	result   Result
 	frontier *frontier
 	failing  int // objects in a row that the server failed at
-	// moved is when a page was last listed, or an object was done with, and hindered the last error since.
+	// moved is when a page was last listed, or an object was done with, and hindered the last error since. An object that
+	// fails for a webhook that does not answer is hindered, too.
 	moved    time.Time
 	hindered error
 	// blocked is why nothing behind a place could be listed. The objects before it were migrated.
@@ -245,9 +246,15 @@ func (r *run) refused(ctx context.Context, t task, reason Reason, cause error) e
 		r.took(t.page, Progress{Overtaken: 1})
 		return nil
 	}
+	answer := judge(cause).answer
 	r.mu.Lock()
-	if reason == WebhookFailed || reason == DoesNotDecode || judge(cause).answer == unsure {
+	if reason == WebhookFailed || reason == DoesNotDecode || answer == unsure {
 		r.failing++
+	}
+	if answer == away {
+		r.hindered = cause
+	} else {
+		r.moved, r.hindered = r.opts.Clock.Now(), nil
 	}
 	r.mu.Unlock()
 	r.fail(t.page, Failure{NamespacedName: t.NamespacedName, Reason: reason, Detail: detail(cause)})
@@ -301,6 +308,7 @@ func (r *run) hinder(err error) {
 func (r *run) took(p *page, what Progress) {
 	r.mu.Lock()
 	r.failing = 0
+	r.moved, r.hindered = r.opts.Clock.Now(), nil
 	r.mu.Unlock()
 	r.end(p, what)
 }
@@ -311,7 +319,6 @@ func (r *run) end(p *page, what Progress) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	p.left--
-	r.moved, r.hindered = r.opts.Clock.Now(), nil
 	r.pass(p)
 }
 

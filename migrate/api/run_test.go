@@ -332,6 +332,33 @@ func TestHindered(t *testing.T) {
 	}
 }
 
+// TestHinderedWhileAllFails: objects that fail for a conversion webhook that does not answer are no progress; one that it
+// refuses is.
+func TestHinderedWhileAllFails(t *testing.T) {
+	s, asked := startServer(t, 4), 0
+	c := skippingClock{ahead: &atomic.Int64{}}
+	s.answer = func(r *http.Request, _ types.NamespacedName) error {
+		if r.Method != http.MethodPatch {
+			return nil
+		}
+		c.ahead.Add(10)
+		if asked++; asked == 5 { // the first object is tried twice
+			return apierrors.NewBadRequest("no")
+		}
+		return apierrors.NewInternalError(errors.New(`conversion webhook for example.com/v1, Kind=Widget failed: Post "https://x": context deadline exceeded`))
+	}
+	told := map[int64]string{}
+	_, err := s.engine().Run(t.Context(), target, Options{Clock: c, MaxParallel: 1, WebhookPatience: time.Nanosecond}, func(r Report) { told[r.Failed.Sum()] = r.Hindered })
+	for failed := int64(1); failed < 4; failed++ {
+		if !strings.Contains(told[failed], "context deadline exceeded") {
+			t.Errorf("after %d failures it says %q", failed, told[failed])
+		}
+	}
+	if err != nil || told[4] != "" {
+		t.Errorf("after all it says %q, %v", told[4], err)
+	}
+}
+
 // TestServerAway: the run waits for a server that is away for a while. A server that stays away ends the run, and the next
 // run goes on at its cursor.
 func TestServerAway(t *testing.T) {

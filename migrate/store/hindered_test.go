@@ -74,3 +74,43 @@ func TestHindered(t *testing.T) {
 		})
 	}
 }
+
+// three is a KV of three values.
+type three struct{ one }
+
+func (t three) Range(_ context.Context, from, _ string, _, _ int64) (Page, error) {
+	page := Page{Count: 3, Revision: 1}
+	for i := range 3 {
+		if e := (Entry{Key: fmt.Sprintf("%s%d", widgetPrefix, i), Value: t.Value, ModRevision: 1}); e.Key >= from {
+			page.Entries = append(page.Entries, e)
+		}
+	}
+	return page, nil
+}
+
+// TestHinderedWhileAllFails: values that fail for a conversion webhook that does not answer are no progress; an answer of
+// its is, also one that refuses the value.
+func TestHinderedWhileAllFails(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := errors.New("the webhook does not answer")
+		stored := three{one{Entry{Value: []byte(`{"apiVersion":"example.com/v1","kind":"Widget"}`)}}}
+		target := Target{GroupResource: policies, Encoding: "example.com/v2", Prefix: widgetPrefix, FenceKey: policyFence, FenceRevision: 1}
+		called := 0
+		target.Convert = func(_ context.Context, _ [][]byte, hindered func(error)) []Converted {
+			switch called++; called {
+			case 1:
+				time.Sleep(30 * time.Second)
+				hindered(down)
+			case 3:
+				hindered(nil)
+				return []Converted{{Reason: Unconverted, Err: errors.New("refused")}}
+			}
+			return []Converted{{Reason: Unconverted, Err: down}}
+		}
+		told := [4]string{}
+		result, err := New(stored).Run(t.Context(), target, Options{UnderWay: 1, PieceKeys: 1}, func(now Report) { told[now.Failures] = now.Hindered })
+		if err != nil || result.Failures != 3 || told[0] != down.Error() || told[1] != down.Error() || told[2] != down.Error() || told[3] != "" {
+			t.Errorf("%+v, %v; it says %q", result.Progress, err, told)
+		}
+	})
+}

@@ -21,7 +21,7 @@ const (
 type patience struct {
 	clock clock.Clock
 	bound time.Duration
-	// told, if not nil, is told the error before each wait.
+	// told, if not nil, is told the error before each wait, and nil at the answer after it.
 	told func(error)
 }
 
@@ -36,6 +36,9 @@ func (p patience) waiting(ctx context.Context, call func(context.Context) error)
 	for backoff := minBackoff; ; backoff = min(2*backoff, maxBackoff) {
 		err := call(ctx)
 		if !errors.Is(err, ErrUnavailable) && !errors.Is(err, ErrKeysUnavailable) || ctx.Err() != nil {
+			if !since.IsZero() && p.told != nil {
+				p.told(nil)
+			}
 			return err
 		}
 		now := p.clock.Now()

@@ -54,7 +54,7 @@ type Target struct {
 	// Convert, if not nil, replaces Codec: it converts the plaintexts of a piece of a page at once. A piece has at
 	// most Options.PieceKeys values and Options.PieceBytes bytes, except for a single larger value. It returns one
 	// Converted for each, in order, is called by several goroutines at once, and calls hindered with each error
-	// after which it asks again.
+	// after which it asks again, and with nil when it has an answer.
 	Convert func(ctx context.Context, plains [][]byte, hindered func(error)) []Converted
 	// Shortcut, if not nil, does for many plaintexts what Codec does, in less time; where
 	// it is not ok Codec is asked. The shortcut's output is verified like Codec's.

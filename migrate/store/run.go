@@ -28,7 +28,8 @@ type run struct {
 	result   Result
 	frontier *progress.Frontier[string, Progress, Failure]
 	fence    Fence
-	// moved is when the run last got on, and hindered why it waits since.
+	// moved is when the run last got on, and hindered why it waits since. Values that fail do not count: they may fail
+	// for that very reason.
 	moved    time.Time
 	hindered error
 	// ownFence is set when the StorageVersion itself is among the values to rewrite.
@@ -204,16 +205,20 @@ func (r *run) split(entries []Entry) []*chunk {
 func (r *run) note(change func(*Result)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.moved, r.hindered = r.opts.Clock.Now(), nil
 	change(&r.result)
 }
 
-// hinder tells of an error after which something is tried again.
+// hinder tells of an error after which something is tried again; nil that there was an answer.
 func (r *run) hinder(err error) {
 	r.mu.Lock()
 	r.hindered = err
+	if err == nil {
+		r.moved = r.opts.Clock.Now()
+	}
 	r.mu.Unlock()
-	r.progress.Tell()
+	if err != nil {
+		r.progress.Tell()
+	}
 }
 
 // count adds to the counts of a chunk, and so to those of the run.
@@ -221,6 +226,9 @@ func (r *run) count(c *chunk, what Progress) {
 	r.note(func(result *Result) {
 		result.Progress = result.plus(what)
 		r.frontier.Count(c.piece, what)
+		if what.Rewritten+what.AlreadyCurrent+what.Gone > 0 {
+			r.moved, r.hindered = r.opts.Clock.Now(), nil
+		}
 	})
 }
 

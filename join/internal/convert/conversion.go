@@ -147,7 +147,7 @@ func (w *webhookConversion) encoded(objects []unstructured.Unstructured) []migra
 
 // call converts objects in one call. With an error it reports whether fewer objects may succeed, because one of them
 // may be refused, be too slow to convert, or crash the webhook. A single object is tried again while the webhook
-// answers no call at all, for a limited time; hindered is called for each such failure.
+// answers no call at all, for a limited time; hindered is called for each such failure, and with nil for each answer.
 func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Unstructured, hindered func(error)) (converted []unstructured.Unstructured, divide bool, err error) {
 	list := &unstructured.UnstructuredList{Items: objects}
 	list.SetAPIVersion(w.encoding.String())
@@ -163,6 +163,7 @@ func (w *webhookConversion) call(ctx context.Context, objects []unstructured.Uns
 		if err == nil || now.all == before.all {
 			w.outage.end()
 			w.grow()
+			hindered(nil)
 			return itemsOf(converted), err != nil, err
 		}
 		if ctx.Err() != nil {

@@ -239,7 +239,11 @@ func TestWebhookStaysDown(t *testing.T) {
 	h.answer = nil
 	h.mu.Unlock()
 	w.outage.probe = time.Time{} // as if some seconds had passed
-	wantConverted(t, w.convert(t.Context(), plains(100), ignored), 100, nil)
+	hindered = nil
+	wantConverted(t, w.convert(t.Context(), plains(100), func(err error) { hindered = append(hindered, err) }), 100, nil)
+	if len(hindered) == 0 || hindered[0] != nil {
+		t.Errorf("of a webhook that answers again it tells %v", hindered)
+	}
 }
 
 // TestWebhookBreaksDown: an object that makes the webhook crash, or answer with an error, fails
