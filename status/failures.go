@@ -58,7 +58,7 @@ func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem
 		return Problem{}
 	}
 	history := migrationv1alpha1.History(r.state.Annotations)
-	if len(history) == 0 || history[0].Result == string(migrationv1alpha1.MigrationSucceeded) || history[0].To != string(migrationv1alpha1.TargetOf(m).Encoding) || migrationv1alpha1.Superseded(history[0].Reason) {
+	if len(history) == 0 || history[0].Result != string(migrationv1alpha1.MigrationFailed) || history[0].To != string(migrationv1alpha1.TargetOf(m).Encoding) {
 		return Problem{}
 	}
 	last, again := history[0], "is tried again now"

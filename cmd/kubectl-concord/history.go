@@ -97,7 +97,7 @@ func historyTable(gr schema.GroupResource, past []migrationv1alpha1.Past) string
 		if p.User != "" {
 			out += indented("user " + p.User)
 		}
-		if p.Result == string(migrationv1alpha1.MigrationFailed) {
+		if p.Result != string(migrationv1alpha1.MigrationSucceeded) {
 			reason := p.Reason
 			if len(p.Failures) > 0 {
 				reason += ": " + strings.Join(p.Failures, ", ")

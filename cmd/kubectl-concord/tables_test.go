@@ -98,14 +98,18 @@ func TestHistoryTable(t *testing.T) {
 	wantText(t, historyTable(widgets, []migrationv1alpha1.Past{
 		{Result: "Succeeded", Objects: 5000, From: []string{"example.com/v1+aescbc:v1:k:1"}, To: "example.com/v2+aescbc:v1:k:1", Made: "concord-migrate", User: "alice", Began: at, Ended: metav1.NewTime(at.Add(12 * time.Second))},
 		{Result: "Failed", Reason: "ObjectsFailed", Objects: 4999, Failed: 1, Failures: []string{"default/torn"}, To: "example.com/v2", Began: at, Ended: at},
+		{Result: "Superseded", Reason: "CustomResourceDefinitionChanged", To: "example.com/v2", Began: at, Ended: at},
 	}), `
-ENDED (UTC)          RESULT     OBJECTS  FAILED  TOOK  ASKED FOR BY
-2026-11-24 10:00:12  Succeeded  5000     0       12s   concord-migrate
+ENDED (UTC)          RESULT      OBJECTS  FAILED  TOOK  ASKED FOR BY
+2026-11-24 10:00:12  Succeeded   5000     0       12s   concord-migrate
   from example.com/v1 to example.com/v2
   user alice
-2026-11-24 10:00:00  Failed     4999     1       <1s   -
+2026-11-24 10:00:00  Failed      4999     1       <1s   -
   to example.com/v2
   ObjectsFailed: default/torn
+2026-11-24 10:00:00  Superseded  0        0       <1s   -
+  to example.com/v2
+  CustomResourceDefinitionChanged
 `)
 	wantText(t, historyTable(widgets, []migrationv1alpha1.Past{
 		{Result: "Succeeded", From: []string{"example.com/v1", "example.com/v2+aescbc:v1:k1:1"}, To: "example.com/v2+aescbc:v1:k2:2", Began: at, Ended: at},

@@ -96,7 +96,11 @@ func (a *asked) line(bar int) string {
 	m := a.migration
 	for _, t := range []migrationv1alpha1.MigrationConditionType{migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.MigrationFailed} {
 		if c := migrationv1alpha1.True(m, t); c != nil {
-			return fmt.Sprintf("%s: %s: %s", a.resource, strings.ToLower(string(t)), c.Message)
+			result := strings.ToLower(string(t))
+			if t == migrationv1alpha1.MigrationFailed && migrationv1alpha1.Superseded(c.Reason) {
+				result = "superseded"
+			}
+			return fmt.Sprintf("%s: %s: %s", a.resource, result, c.Message)
 		}
 	}
 	running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)

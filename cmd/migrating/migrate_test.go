@@ -154,6 +154,9 @@ func TestMigrateView(t *testing.T) {
 	if err := verdict([]*asked{a}); exitCode(err) != 2 || !strings.Contains(err.Error(), "1 of 1 migrations did not succeed: widgets.example.com") {
 		t.Errorf("verdict %v with code %d", err, exitCode(err))
 	}
+	m.Status.Failures = nil
+	migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged, "it changed", now)
+	expect("widgets.example.com: superseded: it changed\n")
 	a.migration, a.deleted = &migrationv1alpha1.StorageVersionMigration{}, true
 	if err := verdict([]*asked{a}); exitCode(err) != 2 {
 		t.Errorf("of a deleted migration the verdict is %v", err)

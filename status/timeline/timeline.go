@@ -42,7 +42,7 @@ const (
 	Began       Kind = "began"
 	Migrated    Kind = "migrated"
 	NotMigrated Kind = "failed"
-	// Told: another Event of Concord's.
+	// Told: another Event of Concord's, or a migration that another one took the place of.
 	Told Kind = "told"
 )
 
@@ -176,6 +176,10 @@ func ended(of migrationv1alpha1.GroupResource, p migrationv1alpha1.Past) occurre
 	if p.Result == string(migrationv1alpha1.MigrationSucceeded) {
 		m.alike = "every object is in one version"
 		m.Text = fmt.Sprintf("%s: %s in %s", name, prose.Objects(p.Objects)+" "+prose.Is(int(p.Objects)), p.To)
+		return m
+	}
+	if p.Result == migrationv1alpha1.PastSuperseded {
+		m.Kind, m.Text = Told, fmt.Sprintf("%s: the migration was superseded, %s", name, p.Reason)
 		return m
 	}
 	m.Kind = NotMigrated

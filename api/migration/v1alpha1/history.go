@@ -38,7 +38,8 @@ type Past struct {
 	Why string `json:"why,omitempty"`
 	// FailureReason is the reason of the first of them; empty where Failures names none.
 	FailureReason MigrationFailureReason `json:"failureReason,omitempty"`
-	// Result is Succeeded or Failed, and Reason the condition's.
+	// Result is Succeeded, Failed, or PastSuperseded in place of a Failed whose reason is one of Superseded; Reason is the
+	// condition's.
 	Result string `json:"result"`
 	Reason string `json:"reason,omitempty"`
 	// Made says who asked for it: the trigger, or the program that created it.
@@ -50,6 +51,9 @@ type Past struct {
 	Began metav1.Time `json:"began"`
 	Ended metav1.Time `json:"ended"`
 }
+
+// PastSuperseded is the Past.Result of a migration that ended because what changed leads to another one.
+const PastSuperseded = "Superseded"
 
 const (
 	// pastFailures is how many objects of a past migration are named.
@@ -89,6 +93,8 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 	}
 	switch {
 	case ended.Type != MigrationFailed:
+	case Superseded(ended.Reason):
+		p.Result = PastSuperseded
 	case len(m.Status.Failures) > 0:
 		p.Why, p.FailureReason = beginning(m.Status.Failures[0].Message), m.Status.Failures[0].Reason
 	default:

@@ -42,6 +42,11 @@ func TestHistory(t *testing.T) {
 	if p, _ := migrationv1alpha1.PastOf(m, stored); p.User != "?[2J?"+strings.Repeat("<", 95)+"…" {
 		t.Errorf("told of the user %q", p.User)
 	}
+	superseded := m.DeepCopy()
+	migrationv1alpha1.SetCondition(superseded, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged, "", metav1.NewTime(began))
+	if p, _ := migrationv1alpha1.PastOf(superseded, stored); p.Result != migrationv1alpha1.PastSuperseded || p.Reason != migrationv1alpha1.ReasonCRDChanged {
+		t.Errorf("of one whose definition changed %+v is told", p)
+	}
 	annotations := map[string]string{}
 	for i := range 30 {
 		later := p
