@@ -306,6 +306,9 @@ func (a *attempts) again(o Observation, target Target) []Action {
 		actions = append(actions, DeleteMigration{Name: m.Name, Why: "it failed and is tried again"})
 	}
 	number := a.number + 1
+	for slices.ContainsFunc(a.failed, func(m Migration) bool { return m.Name == MigrationName(o.Resource, target, number) }) {
+		number++ // that one began anew after more attempts than it tells of
+	}
 	return append(actions, CreateMigration{
 		After:   last,
 		Name:    MigrationName(o.Resource, target, number),

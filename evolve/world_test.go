@@ -130,6 +130,7 @@ func (w *world) apply(a Action, stateRev int, revs map[string]int) error {
 	case ResetMigration:
 		return w.change(a.Name, revs[a.Name], func(m *Migration) {
 			m.Target, m.Phase, m.Made, m.Waiting = Target{}, Pending, false, ""
+			m.Attempt = min(m.Attempt, 1)
 		})
 	case AdoptMigration:
 		return w.change(a.Name, revs[a.Name], func(m *Migration) { m.Target, m.State, m.Waiting = a.Target, a.State, "" })

@@ -137,6 +137,43 @@ func TestPausedStaysPaused(t *testing.T) {
 	}
 }
 
+// TestCountsAnew: a migration that begins anew for another reason is the first attempt, and the waits after failures are
+// those of the first ones again.
+func TestCountsAnew(t *testing.T) {
+	w, c := newMigrating(t)
+	fail := func(wait time.Duration) {
+		t.Helper()
+		before := w.migrations()[0]
+		w.end(before.Name, migrationv1alpha1.MigrationFailed)
+		w.settle(c)
+		w.clock.Step(wait)
+		w.settle(c)
+		if now := w.migrations(); len(now) != 1 || now[0].UID == before.UID {
+			t.Fatalf("%s after it failed there are %+v", wait, now)
+		}
+	}
+	anew := func() {
+		w.Quietly(func() {
+			limited := w.migrations()[0]
+			limited.Spec.MaxObjectsPerSecond = ptr.To[int64](3)
+			w.must(w.client.Update(context.Background(), &limited))
+			state := w.state()
+			w.must(w.client.Delete(context.Background(), state, client.Preconditions{UID: &state.UID, ResourceVersion: &state.ResourceVersion}))
+		})
+		w.settle(c)
+	}
+	fail(evolve.Backoff(1))
+	anew()
+	fail(evolve.Backoff(1))
+	fail(evolve.Backoff(3)) // the name of the second attempt is taken: this is the third
+	for range 3 {
+		fail(evolve.MaxBackoff)
+	}
+	anew()
+	fail(evolve.Backoff(1))
+	fail(evolve.Backoff(2))
+}
+
 // lateMapper has one more kind after it was reset, as a RESTMapper over discovery can.
 type lateMapper struct {
 	*meta.DefaultRESTMapper

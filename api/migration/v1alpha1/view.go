@@ -170,11 +170,14 @@ func phaseBefore(m *StorageVersionMigration) MigrationPhase {
 	return PhasePending
 }
 
-// Free removes the target, the claim and the mark of the trigger from a migration. The number of the attempt stays, so
-// that no other migration gets this one's name.
+// Free removes the target, the claim and the mark of the trigger from a migration, which is the first attempt at what it
+// is adopted for next.
 func Free(m *StorageVersionMigration) {
 	for _, annotation := range []string{StorageVersionUIDAnnotation, EpochAnnotation, EncodingAnnotation, StorageStateUIDAnnotation, LastingAnnotation, ClaimedByAnnotation} {
 		delete(m.Annotations, annotation)
+	}
+	if m.Annotations[AttemptAnnotation] != "" {
+		m.Annotations[AttemptAnnotation] = "1"
 	}
 	delete(m.Labels, MadeByLabel)
 }
