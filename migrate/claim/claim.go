@@ -72,6 +72,8 @@ type CRD struct {
 // an object was found changed when it was to be written.
 type Progress struct {
 	Total, Done, Failed, Conflicts int64
+	// Written are those of Done that were written; 0 for Rewriters that write every object.
+	Written int64
 	// FailedByReason divides Failed; nil if none failed, or if the Rewriter does not know reasons.
 	FailedByReason map[migrationv1alpha1.MigrationFailureReason]int64
 	Checkpoint     Checkpoint

@@ -7,7 +7,7 @@ const (
 	// slowFor for how long it must have been so slow.
 	slow, slowFor = 1, 30 * time.Second
 	// window is over how much time the rate that users see is measured. It is short, since objects that are found in the
-	// encoding are done many times as fast as those that are written.
+	// encoding are done many times as fast as those that are written; those found before the first is written do not count.
 	window = 10 * time.Second
 )
 

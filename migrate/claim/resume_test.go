@@ -380,6 +380,28 @@ func TestRest(t *testing.T) {
 	}
 }
 
+// TestRateOfWhatIsWritten: objects that a rewrite finds to be in the encoding before it writes one do not count for its
+// rate from then on.
+func TestRateOfWhatIsWritten(t *testing.T) {
+	w := newMigrating(t)
+	values := metered(t, w)
+	w.rewrite = func(_ context.Context, _ Job, progress func(Progress)) (Result, error) {
+		for _, report := range []struct {
+			done, written int64
+			want          float64
+		}{{1000, 500, 500}, {3000, 500, 750}, {3010, 510, 0}, {3050, 550, 20}, {3110, 560, 25}} {
+			w.clock.Step(2 * time.Second)
+			progress(Progress{Total: 9000, Done: report.done, Written: report.written})
+			if got := values()["concord_migration_objects_per_second resource=cronjobs.batch.example.com"]; got != report.want {
+				t.Errorf("with %d done, %d of them written, the rate is %v, want %v", report.done, report.written, got, report.want)
+			}
+		}
+		return Result{Progress: Progress{Total: 9000, Done: 9000}}, nil
+	}
+	w.step()
+	w.expectTrue(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
+}
+
 // TestSpeedChanges: if the limit of a migration changes, its rewrite goes on at its position with the new limit.
 // The server learns of that from the watch or from the next write of progress. If the migration is paused, too,
 // it stops.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,6 +71,8 @@ type work struct {
 	last     *Progress
 	hindered atomic.Bool
 	marks    marks
+	// found is what Progress.Written was at its first report, while it has written nothing since; else negative.
+	found int64
 	// counted is the progress of this migration that the metrics have counted, with the progress
 	// made before.
 	counted Progress
@@ -93,7 +96,7 @@ func (w *work) rewrite(ctx context.Context) (Result, error) {
 		job.CRD = *w.pin
 	}
 	from, rewriter, speed := job.Resume, w.rewriter(), speedOf(w.m)
-	w.marks = marks{{at: w.c.cfg.Clock.Now(), done: w.done}}
+	w.marks, w.found = marks{{at: w.c.cfg.Clock.Now(), done: w.done}}, math.MaxInt64
 	w.telling(func() {
 		switch err := w.progress(ctx); {
 		case errors.Is(err, errTaken):
@@ -151,6 +154,11 @@ func (w *work) reported(p Progress) {
 		w.marks[0].done = min(w.marks[0].done, p.Done)
 	}
 	w.last, w.base = &p, min(w.base, p.Done)
+	if w.found >= 0 && p.Written > w.found {
+		w.marks, w.found = nil, -1 // what is only found to be in the encoding is done many times as fast
+	} else if w.found >= 0 {
+		w.found = p.Written
+	}
 	w.marks = w.marks.next(now, p)
 	w.hindered.Store(hindered(now, p, w.m.Spec.MaxObjectsPerSecond, w.marks))
 	w.c.cfg.Metrics.observe(w, p)

@@ -196,7 +196,7 @@ func prove(ctx context.Context, reader migratestore.Reader, target *migratestore
 }
 
 func progressOf(p migratestore.Progress) claim.Progress {
-	progress := claim.Progress{Total: max(p.Expected, p.Total) - p.Gone, Done: p.Rewritten + p.AlreadyCurrent, Failed: p.Failures, Conflicts: p.Changed}
+	progress := claim.Progress{Total: max(p.Expected, p.Total) - p.Gone, Done: p.Rewritten + p.AlreadyCurrent, Written: p.Rewritten, Failed: p.Failures, Conflicts: p.Changed}
 	for reason, n := range p.ByReason.All() {
 		if progress.FailedByReason == nil {
 			progress.FailedByReason = map[migrationv1alpha1.MigrationFailureReason]int64{}

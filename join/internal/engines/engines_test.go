@@ -189,7 +189,7 @@ func TestProgress(t *testing.T) {
 	for i := range p.ByReason {
 		p.ByReason[i] = 1
 	}
-	want := claim.Progress{Total: 19, Done: 12, Failed: 7, Conflicts: 3, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
+	want := claim.Progress{Total: 19, Done: 12, Written: 8, Failed: 7, Conflicts: 3, FailedByReason: map[migrationv1alpha1.MigrationFailureReason]int64{
 		migrationv1alpha1.FailureDoesNotDecode:     2, // includes values that cannot be decrypted
 		migrationv1alpha1.FailureConversionWebhook: 1,
 		migrationv1alpha1.FailureTooLarge:          1,
