@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -28,8 +29,9 @@ type change struct {
 	done string
 	// apply changes the spec; false if it is so already.
 	apply func(*migrationv1alpha1.StorageVersionMigration) bool
-	// remove has the migration deleted instead.
-	remove bool
+	// remove has the migration deleted instead, if Concord would not make it again, as it does not of a definition that is
+	// being deleted.
+	remove, deleted bool
 }
 
 func paused(yes bool) change {
@@ -154,12 +156,22 @@ func (p *plugin) change(ctx context.Context, out io.Writer, args []string, what 
 		if err != nil {
 			return err
 		}
-		live := liveOf(o, gr)
+		live, crd := liveOf(o, gr), definitionOf(o, gr)
+		what.deleted = crd != nil && crd.DeletionTimestamp != nil
+		if len(live) == 0 && !what.remove && !what.deleted && isDue(o, gr) {
+			return fmt.Errorf("%s has no migration under way yet: Concord makes one as soon as it can, and kubectl concord why %s says what it waits for; one that kubectl concord migrate %s asks for waits with it, and can be paused and throttled before it begins", gr, gr, gr)
+		}
 		if len(live) == 0 {
 			return fmt.Errorf("%s has no migration under way; kubectl concord migrate %s asks for one", gr, gr)
 		}
 		return c.changeAll(ctx, out, live, what, dryRun)
 	})
+}
+
+// isDue reports whether objects of the resource may be in another version than they are to have.
+func isDue(o status.Observed, gr schema.GroupResource) bool {
+	a, err := status.Why(o, gr, status.Counted{})
+	return err == nil && slices.ContainsFunc(a.Stored, func(s status.Share) bool { return s.Encoding != a.Target })
 }
 
 // each calls do for each argument. As in kubectl, a failure does not keep the others from being done.
@@ -219,7 +231,7 @@ func liveOf(o status.Observed, gr schema.GroupResource) (live []*migrationv1alph
 // apply makes one change and returns what was done.
 func (c *cluster) apply(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, what change, dryRun bool) (string, error) {
 	if what.remove {
-		return what.done, c.cancel(ctx, m, dryRun)
+		return what.done, c.cancel(ctx, m, what.deleted, dryRun)
 	}
 	before := client.MergeFrom(m.DeepCopy())
 	if !what.apply(m) {
@@ -232,10 +244,11 @@ func (c *cluster) apply(ctx context.Context, m *migrationv1alpha1.StorageVersion
 }
 
 // cancel deletes a migration. If the migration is a copy of one of storagemigration.k8s.io, it deletes the original,
-// because the copy alone would be created again.
-func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, dryRun bool) error {
+// because the copy alone would be created again. deleted says that the definition is being deleted.
+func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, deleted, dryRun bool) error {
 	// One that was paused or throttled may have lost its label.
-	if m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger || m.Annotations[migrationv1alpha1.AttemptAnnotation] != "" {
+	own := m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger || m.Annotations[migrationv1alpha1.AttemptAnnotation] != ""
+	if own && !deleted {
 		gr := migrationv1alpha1.Resource(m)
 		if m.Spec.Paused {
 			return madeAgain(fmt.Sprintf("migration %s was made by Concord itself, and would be made again; it is paused already", m.Name))
