@@ -30,6 +30,9 @@ type Moving struct {
 	ObjectsPerSecond int64 `json:"objectsPerSecond"`
 	// LeftSeconds is how long it will take at this rate. Both are 0 where they are not known.
 	LeftSeconds int64 `json:"leftSeconds,omitempty"`
+	// Unrated says that its rate, whatever it was, tells nothing: etcd takes no writes for lack of space, or the
+	// resource's definition is being deleted.
+	Unrated bool `json:"unrated,omitempty"`
 	// By is the server that migrates.
 	By string `json:"by,omitempty"`
 	// Behind lists the resources whose migrations run now, if this one waits until one of them has finished.
@@ -37,9 +40,6 @@ type Moving struct {
 
 	// atATime is how many migrations are done at a time.
 	atATime int
-	// unrated says that its rate, whatever it was, tells nothing: etcd takes no writes for lack of space, or the
-	// resource's definition is being deleted.
-	unrated bool
 }
 
 // The states of a migration that has not ended.
@@ -92,7 +92,7 @@ func (x *index) moving(r *resource, m *migrationv1alpha1.StorageVersionMigration
 	moving := movingOf(r, m)
 	moving.Behind, moving.atATime = x.behind(r, m)
 	if r.isDeleted() || slices.Contains(x.FailedChecks, "etcd-space") {
-		moving.ObjectsPerSecond, moving.LeftSeconds, moving.unrated = 0, 0, true
+		moving.ObjectsPerSecond, moving.LeftSeconds, moving.Unrated = 0, 0, true
 	}
 	return moving
 }

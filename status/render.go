@@ -241,7 +241,7 @@ func (m Moving) text(s Style) string {
 	if m.Failed > 0 {
 		line += fmt.Sprintf(", %d failed", m.Failed)
 	}
-	if m.State == Running && !m.unrated {
+	if m.State == Running && !m.Unrated {
 		line += PerSecond(m.ObjectsPerSecond, m.Done)
 	}
 	if m.LeftSeconds > 0 {

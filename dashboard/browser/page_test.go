@@ -75,7 +75,7 @@ func TestContent(t *testing.T) {
 func TestTurn(t *testing.T) {
 	a := newAPI(t, story(t, "turn"))
 	v := open(t, chromium(t), serve(t, a.config()).local.URL(), look{width: 1280, height: 900})
-	v.waitText("#migrations", "gadgets.example.com to v2: pending, waits for its turn behind gizmos.example.com, widgets.example.com")
+	v.waitText("#migrations", "gadgets.example.com to v2: pending, waits for its turn behind gizmos.example.com, widgets.example.com", "10 of 100 objects, less than 1 a second")
 }
 
 // fits checks that the page itself does not scroll to the side.

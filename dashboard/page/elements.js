@@ -56,7 +56,7 @@ class Migrations extends List {
       const facts = [];
       if (m.total) facts.push(Math.floor(100 * m.done / m.total) + ' %', m.done.toLocaleString('en') + ' of ' + count(m.total, 'object'));
       if (m.failed) facts.push(m.failed.toLocaleString('en') + ' failed');
-      if (m.state === 'running' && m.done + m.objectsPerSecond) facts.push(m.objectsPerSecond.toLocaleString('en') + ' a second');
+      if (m.state === 'running' && !m.unrated && m.done + m.objectsPerSecond) facts.push((m.objectsPerSecond ? m.objectsPerSecond.toLocaleString('en') : 'less than 1') + ' a second');
       if (m.leftSeconds) facts.push(duration(m.leftSeconds) + ' left');
       if (m.by) facts.push('by ' + m.by);
       li.className = m.state === 'running' || m.state === 'proving' ? 'moving' : 'halted';
