@@ -79,7 +79,7 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	}
 	a.Stored = r.shares(counted)
 	if r.isDeleted() {
-		a.Blocked, a.Summary, a.Problems = true, "its CustomResourceDefinition is being deleted", x.problems(r)
+		a.Blocked, a.Summary, a.Problems = true, "its CustomResourceDefinition is being deleted", gathered(append(x.ofCluster(), x.problems(r)...))
 		return a, nil
 	}
 	for _, server := range x.waitsFor(r) {
