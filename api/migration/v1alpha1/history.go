@@ -163,11 +163,17 @@ func userOf(annotation string) string {
 // Took is how long the migration took, from when it was asked for.
 func (p Past) Took() time.Duration { return max(0, p.Ended.Sub(p.Began.Time)) }
 
-// History reads the annotation. An annotation that cannot be parsed counts as empty.
+// History reads the annotation. An annotation that cannot be parsed counts as empty. Older controllers recorded those
+// that were superseded as failed.
 func History(annotations map[string]string) []Past {
 	var all []Past
 	if json.Unmarshal([]byte(annotations[HistoryAnnotation]), &all) != nil {
 		return nil
+	}
+	for i := range all {
+		if p := &all[i]; p.Result == string(MigrationFailed) && Superseded(p.Reason) {
+			p.Result = PastSuperseded
+		}
 	}
 	return all
 }

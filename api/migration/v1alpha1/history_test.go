@@ -47,6 +47,10 @@ func TestHistory(t *testing.T) {
 	if p, _ := migrationv1alpha1.PastOf(superseded, stored); p.Result != migrationv1alpha1.PastSuperseded || p.Reason != migrationv1alpha1.ReasonCRDChanged {
 		t.Errorf("of one whose definition changed %+v is told", p)
 	}
+	old := map[string]string{migrationv1alpha1.HistoryAnnotation: `[{"result": "Failed", "reason": "CustomResourceDefinitionChanged"}, {"result": "Failed", "reason": "ObjectsFailed"}]`}
+	if past := migrationv1alpha1.History(old); len(past) != 2 || past[0].Result != migrationv1alpha1.PastSuperseded || past[1].Result != "Failed" {
+		t.Errorf("of two that an older release recorded %+v is told", past)
+	}
 	annotations := map[string]string{}
 	for i := range 30 {
 		later := p
