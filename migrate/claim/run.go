@@ -66,6 +66,10 @@ func (c *Controller) Run(ctx context.Context) {
 	})
 	for range c.cfg.Workers {
 		wg.Go(func() {
+			select {
+			case <-migrations.HasSyncedChecker().Done(): // of those that wait, the interrupted ones come first
+			case <-ctx.Done():
+			}
 			for c.next(ctx, queue, seen) {
 			}
 		})
