@@ -106,7 +106,9 @@ func Of(o Observed) Cluster {
 	problems = append(problems, x.ofCluster()...)
 	c.Problems = append(c.Problems, gathered(append(problems, o.leftAlone()...))...)
 	order := []string{Running, Proving, Retrying, Pending, IsWaits, IsPaused}
-	slices.SortStableFunc(c.Moving, func(a, b Moving) int { return cmp.Compare(slices.Index(order, a.State), slices.Index(order, b.State)) })
+	slices.SortStableFunc(c.Moving, func(a, b Moving) int {
+		return cmp.Or(cmp.Compare(slices.Index(order, a.State), slices.Index(order, b.State)), cmp.Compare(min(1, len(b.left)), min(1, len(a.left)))) // begun ones first
+	})
 	return c
 }
 
@@ -129,7 +131,8 @@ func (x *index) problems(r *resource) []Problem {
 	unagreed := len(problems) > 0 || len(x.waitsFor(r)) > 0
 	failing := false
 	for _, m := range r.live() {
-		p, bad := movingOf(r, m).problem(x, r, m), badObjects(r, m)
+		moving := x.moving(r, m)
+		p, bad := moving.problem(x, r, m), badObjects(r, m)
 		if p.Kind == Waiting && unagreed || p.Kind == Stalled && servers.NoneRenews(x.servers) {
 			continue // for a problem that was told already
 		}
@@ -141,7 +144,7 @@ func (x *index) problems(r *resource) []Problem {
 			failing = true
 		}
 		if len(problems) == 0 && r.lastFailure() == nil {
-			add(repeated(r, m))
+			add(repeated(r, m, moving))
 		}
 	}
 	if m := r.lastFailure(); m != nil && !failing {

@@ -53,7 +53,7 @@ func retriesFor(r *resource, m *migrationv1alpha1.StorageVersionMigration, bad [
 
 // repeated is the failure that a running migration repeats, until it reports one of its own: the migration that failed
 // was deleted to make room for it.
-func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem {
+func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration, moving Moving) Problem {
 	if p := m.Status.Progress; r.state == nil || p != nil && p.Done+p.Failed > 0 {
 		return Problem{}
 	}
@@ -62,7 +62,7 @@ func repeated(r *resource, m *migrationv1alpha1.StorageVersionMigration) Problem
 		return Problem{}
 	}
 	last, again := history[0], "is tried again now"
-	if movingOf(r, m).State == Pending && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" {
+	if moving.State == Pending && moving.By == "" {
 		again = "waits to be tried again"
 	}
 	p := Problem{

@@ -23,6 +23,8 @@ type index struct {
 	Observed
 	servers []servers.Server
 	of      map[schema.GroupResource]*resource
+	// told is when each server that has claimed migrations wrote a condition of one last.
+	told map[string]time.Time
 	// stockAnswered says that a kube-apiserver without StorageVersions answered, in a cluster that has other servers,
 	// so that the servers' reports are not known.
 	stockAnswered bool
@@ -53,7 +55,7 @@ type resource struct {
 }
 
 func indexed(o Observed) *index {
-	x := &index{Observed: o, servers: servers.Of(o.Leases, o.Now, o.Renewals), of: map[schema.GroupResource]*resource{}}
+	x := &index{Observed: o, servers: servers.Of(o.Leases, o.Now, o.Renewals), of: map[schema.GroupResource]*resource{}, told: toldLast(o.Migrations)}
 	x.stockAnswered = o.StorageVersionsUnserved && len(o.States) > 0 && len(storageversion.Reporting(o.Leases)) > 0
 	for i := range o.StorageVersions {
 		if gr, err := storageversion.GroupResource(o.StorageVersions[i].Name); err == nil {

@@ -30,14 +30,16 @@ type Moving struct {
 	ObjectsPerSecond int64 `json:"objectsPerSecond"`
 	// LeftSeconds is how long it will take at this rate. Both are 0 where they are not known.
 	LeftSeconds int64 `json:"leftSeconds,omitempty"`
-	// Unrated says that its rate, whatever it was, tells nothing: etcd takes no writes for lack of space, or the
-	// resource's definition is being deleted.
+	// Unrated says that its rate, whatever it was, tells nothing: etcd takes no writes for lack of space, the
+	// resource's definition is being deleted, or it was told long ago.
 	Unrated bool `json:"unrated,omitempty"`
-	// By is the server that migrates.
+	// By is the server that migrates; empty if none does, also where one has begun that is gone.
 	By string `json:"by,omitempty"`
 	// Behind lists the resources whose migrations run now, if this one waits until one of them has finished.
 	Behind []string `json:"behind,omitempty"`
 
+	// left is the server that has begun it and is gone, if no other one has taken it over yet. Then it is Pending.
+	left string
 	// atATime is how many migrations are done at a time.
 	atATime int
 }
@@ -52,8 +54,13 @@ const (
 	Pending  = "pending"
 )
 
-// stalledAfter is how long a migration may write nothing: a running migration writes its condition every few seconds.
-const stalledAfter = 2 * time.Minute
+const (
+	// stalledAfter is how long a migration may write nothing: a running migration writes its condition every few seconds.
+	stalledAfter = 2 * time.Minute
+	// goneAfter is how long a process of concord controllers that is at work may write nothing: with those seconds, it
+	// waits as long as this between two tries.
+	goneAfter = 30 * time.Second
+)
 
 func movingOf(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving {
 	moving := Moving{Resource: r.String(), Migration: m.Name, State: Pending, By: m.Annotations[migrationv1alpha1.ClaimedByAnnotation]}
@@ -90,22 +97,63 @@ func movingOf(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving 
 // moving returns the migration for display: its rate is 0 where it tells nothing.
 func (x *index) moving(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving {
 	moving := movingOf(r, m)
+	silent := moving.State == Running && x.Now.Sub(migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning).LastUpdateTime.Time) > stalledAfter
+	if x.interrupted(m) {
+		moving.State, moving.By, moving.left = Pending, "", moving.By
+	}
 	moving.Behind, moving.atATime = x.behind(r, m)
-	if r.isDeleted() || slices.Contains(x.FailedChecks, "etcd-space") {
+	if silent || moving.left != "" || r.isDeleted() || slices.Contains(x.FailedChecks, "etcd-space") {
 		moving.ObjectsPerSecond, moving.LeftSeconds, moving.Unrated = 0, 0, true
 	}
 	return moving
+}
+
+// interrupted reports whether the server that has claimed a migration is gone, so that another one takes it over. As to
+// servers, the Leases tell. A process of concord controllers has no such Lease; of these one is elected, so that one that
+// tells nothing while another one does is gone.
+func (x *index) interrupted(m *migrationv1alpha1.StorageVersionMigration) bool {
+	by := m.Annotations[migrationv1alpha1.ClaimedByAnnotation]
+	if by == "" || m.Spec.Paused || migrationv1alpha1.Final(m) || migrationv1alpha1.Waiting(m) != "" {
+		return false
+	}
+	if _, here := x.server(agree.ServerID(by)); here {
+		return false
+	}
+	if slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.Silence == "" && !s.Aggregated }) {
+		return true
+	}
+	last := x.told[by]
+	for _, at := range x.told {
+		if !last.IsZero() && at.Sub(last) > goneAfter && x.Now.Sub(last) > goneAfter {
+			return true
+		}
+	}
+	return false
+}
+
+// toldLast is when each server that has claimed migrations wrote a condition of one last.
+func toldLast(migrations []migrationv1alpha1.StorageVersionMigration) map[string]time.Time {
+	last := map[string]time.Time{}
+	for i := range migrations {
+		by := migrations[i].Annotations[migrationv1alpha1.ClaimedByAnnotation]
+		for _, c := range migrations[i].Status.Conditions {
+			if by != "" && c.LastUpdateTime.After(last[by]) {
+				last[by] = c.LastUpdateTime.Time
+			}
+		}
+	}
+	return last
 }
 
 // perServer is how many migrations a server does at a time, or concord controllers in place of all.
 const perServer = 2
 
 // behind are the resources whose migrations keep this one from its turn, and how many are done at a time; none where
-// it has been claimed, is kept by something else, or could be claimed.
+// a server is at work on it, it is kept by something else, or it could be claimed.
 func (x *index) behind(r *resource, m *migrationv1alpha1.StorageVersionMigration) (resources []string, atATime int) {
 	target := migrationv1alpha1.TargetOf(m).Encoding
-	claimed := m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != ""
-	if claimed || movingOf(r, m).State != Pending || target == "" || target != r.common || x.unattended().Kind != "" {
+	waits := m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" && movingOf(r, m).State == Pending || x.interrupted(m)
+	if !waits || target == "" || target != r.common || x.unattended().Kind != "" {
 		return nil, 0
 	}
 	for _, s := range x.servers {
@@ -117,7 +165,7 @@ func (x *index) behind(r *resource, m *migrationv1alpha1.StorageVersionMigration
 	done := 0
 	for i := range x.Migrations {
 		other := &x.Migrations[i]
-		if migrationv1alpha1.Final(other) || other.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" {
+		if migrationv1alpha1.Final(other) || other.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" || x.interrupted(other) {
 			continue
 		}
 		of := x.get(migrationv1alpha1.Resource(other))
@@ -136,10 +184,14 @@ func (x *index) behind(r *resource, m *migrationv1alpha1.StorageVersionMigration
 	return resources, atATime
 }
 
-// turn says when a migration begins that waits for others.
+// turn says when a migration begins, or goes on, that waits for others.
 func (m Moving) turn() string {
-	return fmt.Sprintf("it is migrated when its turn comes: no more than %d migrations run at a time here, and those of %s do; where these are stuck, kubectl concord pause %s makes room",
-		m.atATime, prose.Some(m.Behind), m.Behind[0])
+	begins := "it is migrated"
+	if m.left != "" {
+		begins = "its migration, which " + m.left + " began, goes on"
+	}
+	return fmt.Sprintf("%s when its turn comes: no more than %d migrations run at a time here, and those of %s do; where these are stuck, kubectl concord pause %s makes room",
+		begins, m.atATime, prose.Some(m.Behind), m.Behind[0])
 }
 
 // share is how much of it is done, from 0 to 1.
@@ -173,6 +225,8 @@ func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVers
 		}
 	case m.State == Retrying:
 		return retried(r, running.Message)
+	case m.left != "":
+		return x.untaken(r, m, running)
 	case running != nil && x.Now.Sub(running.LastUpdateTime.Time) > stalledAfter:
 		p.Kind = Stalled
 		p.Text = fmt.Sprintf("%s: its migration has told nothing for %s", m.Resource, duration.HumanDuration(x.Now.Sub(running.LastUpdateTime.Time)))
@@ -183,6 +237,21 @@ func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVers
 		if r.version == nil { // no server reports: concord controllers migrate
 			p.Do = "another process of concord controllers takes it over when " + m.By + " has ended; their log says more"
 		}
+	}
+	return p
+}
+
+// untaken is the problem that no server takes over a migration that one has begun which is gone; the Kind is empty if one
+// may still, or if something else keeps them from it.
+func (x *index) untaken(r *resource, m Moving, running *migrationv1alpha1.MigrationCondition) Problem {
+	if running == nil || x.Now.Sub(running.LastUpdateTime.Time) <= stalledAfter || len(m.Behind) > 0 || m.To != string(r.common) || x.unattended().Kind != "" {
+		return Problem{}
+	}
+	p := Problem{Kind: Stalled, Resources: []string{m.Resource}}
+	p.Text = fmt.Sprintf("%s: its migration was begun by %s, which is gone, and no other one has gone on with it for %s", m.Resource, m.left, duration.HumanDuration(x.Now.Sub(running.LastUpdateTime.Time)))
+	p.Do = "the servers that serve could take it over: their logs say why none does"
+	if r.version == nil { // no server reports: concord controllers migrate
+		p.Do = "the elected process of concord controllers could take it over: its log says why it does not"
 	}
 	return p
 }

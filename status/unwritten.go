@@ -66,7 +66,7 @@ func (x *index) unwritten(r *resource) Problem {
 // migrates says whether a migration is under way, of any resource: others wait for it.
 func (x *index) migrates() bool {
 	return slices.ContainsFunc(x.Migrations, func(m migrationv1alpha1.StorageVersionMigration) bool {
-		return !migrationv1alpha1.Final(&m) && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != ""
+		return !migrationv1alpha1.Final(&m) && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != "" && !x.interrupted(&m)
 	})
 }
 

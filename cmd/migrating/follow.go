@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"golang.org/x/term"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -24,6 +25,8 @@ const (
 	followEvery = 500 * time.Millisecond
 	// patience is how long a cluster may give no answer while migrations are followed.
 	patience = time.Minute
+	// quietAfter is longer than a server at work on a migration writes nothing, also between two tries.
+	quietAfter = 30 * time.Second
 )
 
 // follow looks at the migrations until all have ended, and shows them.
@@ -73,7 +76,13 @@ func look(ctx context.Context, cluster client.Client, all []*asked) error {
 			a.deleted = true
 			continue
 		}
-		a.migration, a.waiting = m, ""
+		a.migration, a.waiting, a.left = m, "", ""
+		if by := m.Annotations[migrationv1alpha1.ClaimedByAnnotation]; a.quiet(time.Now()) && by != "" {
+			err := cluster.Get(ctx, client.ObjectKey{Namespace: storageversion.IdentityNamespace, Name: by}, &coordinationv1.Lease{})
+			if storageversion.IsGone(err) { // which that of concord controllers always is
+				a.left = by
+			}
+		}
 		if why := migrationv1alpha1.Waiting(m); why != "" {
 			a.waiting = "waiting: " + why
 		}
@@ -86,6 +95,19 @@ func look(ctx context.Context, cluster client.Client, all []*asked) error {
 		}
 	}
 	return nil
+}
+
+// quiet reports whether nobody has written for long that the migration runs.
+func (a *asked) quiet(now time.Time) bool {
+	running := migrationv1alpha1.True(a.migration, migrationv1alpha1.MigrationRunning)
+	if running == nil || running.Reason == migrationv1alpha1.ReasonPaused {
+		a.since = time.Time{}
+		return false
+	}
+	if a.since.IsZero() || !running.LastUpdateTime.Equal(&a.told) {
+		a.told, a.since = running.LastUpdateTime, now
+	}
+	return now.Sub(a.since) > quietAfter
 }
 
 // line says how far a migration is.
@@ -114,7 +136,10 @@ func (a *asked) line(bar int) string {
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s: ", a.resource)
-	if running.Reason != migrationv1alpha1.ReasonRewriting {
+	switch {
+	case a.left != "":
+		text.WriteString("pending: ")
+	case running.Reason != migrationv1alpha1.ReasonRewriting:
 		fmt.Fprintf(&text, "%s: ", strings.ToLower(running.Reason))
 	}
 	p := m.Status.Progress
@@ -127,6 +152,9 @@ func (a *asked) line(bar int) string {
 		fmt.Fprintf(&text, "[%s%s] ", strings.Repeat("#", full), strings.Repeat(".", bar-full))
 	}
 	fmt.Fprintf(&text, "%d of %d objects (%.0f %%)", p.Done, p.Total, 100*share)
+	if a.left != "" {
+		return text.String() + ", waits for a server that goes on: " + a.left + ", which began it, tells nothing any more"
+	}
 	if running.Reason == migrationv1alpha1.ReasonRetrying {
 		return text.String() + ", " + running.Message
 	}
@@ -225,9 +253,9 @@ func block(all []*asked, width, height int) []string {
 	return lines
 }
 
-// waits is 1 for a migration that no server has begun, and else 0.
+// waits is 1 for a migration that no server is at work on, and else 0.
 func (a *asked) waits() int {
-	if migrationv1alpha1.True(a.migration, migrationv1alpha1.MigrationRunning) == nil {
+	if a.left != "" || migrationv1alpha1.True(a.migration, migrationv1alpha1.MigrationRunning) == nil {
 		return 1
 	}
 	return 0
