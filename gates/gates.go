@@ -101,13 +101,3 @@ func Versions(registry basecompatibility.ComponentGlobalsRegistry) compat.Option
 	kube := registry.EffectiveVersionFor(Kube)
 	return compat.Options{Emulation: kube.EmulationVersion(), MinCompatibility: kube.MinCompatibilityVersion()}
 }
-
-// AddMetrics publishes, as metrics, which features are on and which versions are emulated.
-func AddMetrics(registry basecompatibility.ComponentGlobalsRegistry) {
-	registry.AddMetrics()
-	for _, component := range Components {
-		if gates, ok := registry.FeatureGateFor(component).(featuregate.MutableFeatureGate); ok {
-			gates.AddMetrics()
-		}
-	}
-}

@@ -1,11 +1,18 @@
 package gates
 
 import (
+	"cmp"
 	"runtime/debug"
 
+	"github.com/prometheus/client_golang/prometheus"
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
 	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/component-base/metrics/legacyregistry"
 	baseversion "k8s.io/component-base/version"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/build"
 )
 
 // unsetGitVersion is the version that component-base holds in a binary without link flags.
@@ -30,11 +37,19 @@ func (v reported) Info() *apimachineryversion.Info {
 		info.EmulationMajor, info.EmulationMinor, info.MinCompatibilityMajor, info.MinCompatibilityMinor = "", "", "", ""
 	}
 	if info != nil && (info.GitVersion == "" || info.GitVersion == unsetGitVersion) {
-		info.GitVersion = builtFrom("v"+v.BinaryVersion().String()+".0") + "+concord"
-		info.GitTreeState = "unknown"
-		info.GitCommit = ""
+		name(info, builtFrom("v"+v.BinaryVersion().String()+".0"), build.This())
 	}
 	return info
+}
+
+// name names the build after the release of Kubernetes: in the build metadata, which clients do not compare.
+func name(info *apimachineryversion.Info, release string, of build.Info) {
+	info.GitVersion = release + "+concord"
+	if id := of.ID(); id != "" {
+		info.GitVersion += "." + id
+	}
+	info.GitCommit, info.GitTreeState = of.Commit, "unknown"
+	info.BuildDate = cmp.Or(of.Date, info.BuildDate)
 }
 
 // builtFrom returns the linked release of Kubernetes; unknown if the binary does not name it.
@@ -47,4 +62,30 @@ func builtFrom(unknown string) string {
 		}
 	}
 	return unknown
+}
+
+// Announce says which build this is, in the log and as the metric kubernetes_build_info, and publishes as metrics which
+// features are on and which versions are emulated.
+func Announce(registry basecompatibility.ComponentGlobalsRegistry) {
+	info := Reported(registry.EffectiveVersionFor(Kube), registry).Info()
+	klog.InfoS("Starting", "version", info.GitVersion, "build", build.This().String())
+	publish(info)
+	registry.AddMetrics()
+	for _, component := range Components {
+		if gates, ok := registry.FeatureGateFor(component).(featuregate.MutableFeatureGate); ok {
+			gates.AddMetrics()
+		}
+	}
+}
+
+// publish sets the metric kubernetes_build_info anew: component-base does so before main, by link flags that this binary
+// does not have. The help and the labels have to be the same.
+func publish(info *apimachineryversion.Info) {
+	metric := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "kubernetes_build_info",
+		Help: "[BETA] A metric with a constant '1' value labeled by major, minor, git version, git commit, git tree state, build date, Go version, and compiler from which Kubernetes was built, and platform on which it is running.",
+	}, []string{"major", "minor", "git_version", "git_commit", "git_tree_state", "build_date", "go_version", "compiler", "platform"})
+	metric.WithLabelValues(info.Major, info.Minor, info.GitVersion, info.GitCommit, info.GitTreeState, info.BuildDate, info.GoVersion, info.Compiler, info.Platform).Set(1)
+	legacyregistry.Registerer().Unregister(metric)
+	legacyregistry.RawMustRegister(metric)
 }

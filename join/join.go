@@ -40,6 +40,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"github.com/concord-dev/concord/build"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/join/internal/clientload"
 	"github.com/concord-dev/concord/join/internal/convert"
@@ -183,7 +184,7 @@ func (c Config) ValidateFlags() error {
 }
 
 func (c Config) versions() member.Versions {
-	return member.Versions{Binary: c.Binary.String(), Emulation: c.Emulation.String(), MinCompatibility: c.MinCompatibility.String()}
+	return member.Versions{Binary: c.Binary.String(), Emulation: c.Emulation.String(), MinCompatibility: c.MinCompatibility.String(), Build: build.This().ID()}
 }
 
 func (c Config) window() compat.Window {

@@ -41,6 +41,8 @@ const (
 // Versions are the releases that a server puts on its identity Lease, as "1.37".
 type Versions struct {
 	Binary, Emulation, MinCompatibility string
+	// Build names the build of Concord; empty if it is not known.
+	Build string
 }
 
 // Config is the configuration that New needs.

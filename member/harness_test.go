@@ -61,7 +61,7 @@ func newWorld(t testing.TB, builtins []Resource, edit ...func(*Config)) *world {
 	cfg := Config{
 		Client:    w.client,
 		Bury:      func(_ context.Context, id agree.ServerID) error { w.buried = append(w.buried, id); return nil },
-		Versions:  Versions{Binary: "1.37", Emulation: "1.36", MinCompatibility: "1.35"},
+		Versions:  Versions{Binary: "1.37", Emulation: "1.36", MinCompatibility: "1.35", Build: "0.3.0"},
 		WaitLimit: -1,
 		Workers:   1,
 		Clock:     w.clock,

@@ -104,6 +104,7 @@ func (m *Member) newLease() *coordinationv1.Lease {
 			RenewTime:            &now,
 		},
 	}
+	tell(lease, storageversion.BuildAnnotation, m.cfg.Versions.Build)
 	maps.Copy(lease.Labels, m.cfg.Labels)
 	maps.Copy(lease.Annotations, m.cfg.Annotations)
 	if m.silent() {

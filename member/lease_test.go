@@ -63,6 +63,7 @@ func TestRegister(t *testing.T) {
 		storageversion.BinaryVersionAnnotation:           "1.37",
 		storageversion.EmulationVersionAnnotation:        "1.36",
 		storageversion.MinCompatibilityVersionAnnotation: "1.35",
+		storageversion.BuildAnnotation:                   "0.3.0",
 	} {
 		if got := lease.Annotations[annotation]; got != want {
 			t.Errorf("%s: %q, want %q", annotation, got, want)

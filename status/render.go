@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -103,7 +104,7 @@ func (c Cluster) Text(s Style) string {
 		}
 	}
 	if len(c.Servers) > 0 {
-		text.WriteString("\n" + serverTable(s, c.Servers))
+		text.WriteString("\n" + serverTable(s, c.Servers) + builds(s, c.Servers))
 	}
 	return text.String()
 }
@@ -283,4 +284,24 @@ func serverTable(s Style, all []servers.Server) string {
 	_ = w.Flush() // a strings.Builder takes everything
 	lines := strings.SplitAfterN(text.String(), "\n", 2)
 	return s.paint(bold, strings.TrimSuffix(lines[0], "\n")) + "\n" + lines[1]
+}
+
+// builds says which servers are of which build of Concord, if not all are of the same. Those of aggregated APIs are programs
+// of their own.
+func builds(s Style, all []servers.Server) string {
+	of := map[string][]string{}
+	for _, server := range all {
+		if server.Release != "" && !server.Aggregated {
+			build := cmp.Or(server.Build, "unknown")
+			of[build] = append(of[build], server.ID)
+		}
+	}
+	if len(of) < 2 {
+		return ""
+	}
+	var told []string
+	for _, build := range slices.Sorted(maps.Keys(of)) {
+		told = append(told, build+" on "+prose.Some(of[build]))
+	}
+	return s.wrapped("", "  ", "Builds of Concord: "+strings.Join(told, "; "))
 }

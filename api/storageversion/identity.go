@@ -30,6 +30,9 @@ const (
 	BinaryVersionAnnotation           = "concord.dev/binary-version"
 	EmulationVersionAnnotation        = "concord.dev/emulation-version"
 	MinCompatibilityVersionAnnotation = "concord.dev/min-compatibility-version"
+	// BuildAnnotation, on an identity Lease, names the build of Concord that its server is, for people: a version or a
+	// commit. Servers of earlier builds, and programs that do not know it, have none.
+	BuildAnnotation = "concord.dev/build"
 	// ReportedAnnotation is "true" on an identity Lease once its server has reported
 	// every resource. It is a hint only, but on that of an aggregated API server, which writes
 	// nothing before: see AggregatedResourcesAnnotation.

@@ -3,7 +3,7 @@
 package main
 
 import (
-	"github.com/concord-dev/concord/cmd/build"
+	"github.com/concord-dev/concord/build"
 	"github.com/concord-dev/concord/cmd/controllers"
 	"github.com/concord-dev/concord/cmd/program"
 )

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
 
-	"github.com/concord-dev/concord/cmd/build"
+	"github.com/concord-dev/concord/build"
 	"github.com/concord-dev/concord/compat"
 )
 

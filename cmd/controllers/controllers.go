@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/concord-dev/concord/build"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/stock"
@@ -66,6 +67,7 @@ controllers do and the limits of what they can know.`,
 			}
 			defer klog.Flush()
 			ctrllog.SetLogger(klog.Background())
+			klog.InfoS("Starting", "build", build.This().String())
 			return stock.Run(cmd.Context(), config)
 		},
 	}

@@ -14,7 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/cmd/build"
+	"github.com/concord-dev/concord/build"
 	"github.com/concord-dev/concord/cmd/migrating"
 	"github.com/concord-dev/concord/cmd/preflight"
 	"github.com/concord-dev/concord/connect"

@@ -83,6 +83,7 @@ class Servers extends List {
       let versions = s.release ?? '';
       if (s.emulates && s.emulates !== s.release) versions += ', emulates ' + s.emulates;
       if (s.readableFrom) versions += ', stores what ' + s.readableFrom + ' can read';
+      if (s.build) versions += ', build ' + s.build;
       li.className = s.state;
       fill(li, el('code', {}, s.id), ' ',
         el('strong', { className: 'mark' }, s.state === 'dead' || s.state === 'unrenewed' ? s.state + ' for ' + duration(s.renewedSecondsAgo) : s.state), ' ',

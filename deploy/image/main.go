@@ -44,7 +44,7 @@ type options struct {
 }
 
 // buildPackage holds the variables that say what a program was built from.
-const buildPackage = "github.com/concord-dev/concord/cmd/build"
+const buildPackage = "github.com/concord-dev/concord/build"
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)

@@ -72,7 +72,7 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) (err error) {
 	// client-go logs warnings that servers send; the server's own clients need none.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	surviveControllers()
-	gates.AddMetrics(o.registry())
+	gates.Announce(o.registry())
 	if err := o.checkFiles(); err != nil {
 		return err
 	}

@@ -113,6 +113,6 @@ func runCommand(cmd *cobra.Command, s *kubeoptions.ServerRunOptions, own *Option
 	if errs := completed.Validate(); len(errs) != 0 {
 		return utilerrors.NewAggregate(errs)
 	}
-	gates.AddMetrics(registry)
+	gates.Announce(registry)
 	return Run(cmd.Context(), completed, own)
 }

@@ -16,7 +16,6 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	kubeoptions "k8s.io/kubernetes/cmd/kube-apiserver/app/options"
@@ -123,7 +122,6 @@ func (s *server) configure() error {
 	}
 	version := gates.Reported(generic.EffectiveVersion, s.options.GenericServerRunOptions.ComponentGlobalsRegistry)
 	generic.EffectiveVersion, s.config.Aggregator.GenericConfig.EffectiveVersion, s.config.ApiExtensions.GenericConfig.EffectiveVersion = version, version, version
-	klog.InfoS("Starting", "version", version.Info().GitVersion)
 	s.plan, err = planning.New(planning.Options{
 		Effective:         generic.EffectiveVersion,
 		RuntimeConfig:     s.options.APIEnablement.RuntimeConfig,

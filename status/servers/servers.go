@@ -21,6 +21,8 @@ type Server struct {
 	Release      string `json:"release,omitempty"`
 	Emulates     string `json:"emulates,omitempty"`
 	ReadableFrom string `json:"readableFrom,omitempty"`
+	// Build is the build of Concord, empty if the server does not tell it.
+	Build string `json:"build,omitempty"`
 	// State is serving, starting, dead, unrenewed, stock or silent.
 	State string `json:"state"`
 	// Aggregated says that the server is not part of the control plane, but serves an aggregated API.
@@ -110,6 +112,7 @@ func One(lease *coordinationv1.Lease, now time.Time, seen Renewal) Server {
 		Release:      lease.Annotations[storageversion.BinaryVersionAnnotation],
 		Emulates:     lease.Annotations[storageversion.EmulationVersionAnnotation],
 		ReadableFrom: lease.Annotations[storageversion.MinCompatibilityVersionAnnotation],
+		Build:        lease.Annotations[storageversion.BuildAnnotation],
 		State:        Serving,
 		Aggregated:   storageversion.IsAggregated(lease),
 		Silence:      storageversion.SilenceOf(lease),

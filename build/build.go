@@ -4,11 +4,14 @@ package build
 
 import (
 	"cmp"
+	"regexp"
 	"runtime/debug"
 	"strings"
 )
 
-// Set by -ldflags "-X github.com/concord-dev/concord/cmd/build.version=...".
+const module = "github.com/concord-dev/concord"
+
+// Set by -ldflags "-X github.com/concord-dev/concord/build.version=...".
 var version, commit, date string
 
 // Info says what a program was built from. A field that is not known is empty.
@@ -37,8 +40,14 @@ func read(info *debug.BuildInfo) Info {
 	for _, s := range info.Settings {
 		noted[s.Key] = s.Value
 	}
+	own := info.Main
+	for _, dep := range info.Deps {
+		if dep.Path == module { // in a program of others, whose commit is another one
+			own, noted = *dep, nil
+		}
+	}
 	return Info{
-		Version:  cmp.Or(version, info.Main.Version, "(devel)"),
+		Version:  cmp.Or(version, own.Version, "(devel)"),
 		Commit:   cmp.Or(commit, noted["vcs.revision"]),
 		Date:     cmp.Or(date, noted["vcs.time"]),
 		Modified: commit == "" && noted["vcs.modified"] == "true",
@@ -61,4 +70,28 @@ func (b Info) String() string {
 	}
 	of = append(of, b.Go)
 	return b.Version + " (" + strings.Join(of, ", ") + ")"
+}
+
+var (
+	// untagged matches the version that Go gives a commit without a tag.
+	untagged = regexp.MustCompile(`^v.*[-.]\d{14}-([0-9a-f]{12})$`)
+	// foreign matches what the build metadata of a semantic version may not contain.
+	foreign = regexp.MustCompile(`[^0-9A-Za-z.-]+`)
+)
+
+// ID names the build in a few characters: the version that was tagged, as "0.3.0", or else the commit, as "d60bc721213d";
+// with ".dirty" if the source was another one. It can be the build metadata of a semantic version, and is empty if
+// neither is known.
+func (b Info) ID() string {
+	tagged, _, _ := strings.Cut(b.Version, "+dirty")
+	id := strings.TrimPrefix(tagged, "v")
+	if found := untagged.FindStringSubmatch(tagged); found != nil {
+		id = found[1]
+	} else if tagged == "(devel)" {
+		id = b.Commit[:min(12, len(b.Commit))]
+	}
+	if id != "" && b.Modified {
+		id += ".dirty"
+	}
+	return foreign.ReplaceAllString(id, "-")
 }
