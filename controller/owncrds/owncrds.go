@@ -4,15 +4,20 @@ package owncrds
 import (
 	"context"
 	"fmt"
+	"strconv"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/util/sets"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Install installs definitions and brings older ones up to date.
+// RevisionAnnotation, on a definition of the project's own, counts its specs. It is greater by one with each change of the
+// spec, however small, so that builds with another spec know which is newer.
+const RevisionAnnotation = "concord.dev/definition-revision"
+
+// Install installs definitions and brings older ones up to date. It leaves those of newer builds as they are.
 func Install(ctx context.Context, c client.Client, crds []*apiextensionsv1.CustomResourceDefinition) error {
 	for _, want := range crds {
 		if err := ensure(ctx, c, want); err != nil {
@@ -35,46 +40,21 @@ func ensure(ctx context.Context, c client.Client, want *apiextensionsv1.CustomRe
 	if err != nil {
 		return err
 	}
-	// A server of another release may hold another schema: only a missing version or
-	// column is worth a write, and defaulted fields are not compared.
-	if equality.Semantic.DeepDerivative(want.Spec, have.Spec) {
-		return nil
-	}
-	// A definition with more fields than this build knows comes from a newer build. Without its schema, fields that
-	// newer servers write would be dropped.
-	if newer, ours := fields(&have), fields(want); newer.Len() > ours.Len() && newer.IsSuperset(ours) {
+	// Defaulted fields are not compared.
+	newer := revision(&have) > revision(want)
+	if newer || revision(&have) == revision(want) && equality.Semantic.DeepDerivative(want.Spec, have.Spec) {
 		return nil
 	}
 	have.Spec = want.Spec
+	metav1.SetMetaDataAnnotation(&have.ObjectMeta, RevisionAnnotation, want.Annotations[RevisionAnnotation])
 	if err := c.Update(ctx, &have); err != nil && !apierrors.IsConflict(err) {
 		return err
 	}
 	return nil
 }
 
-// fields are the paths of all fields that the schemas of a definition name, of each version.
-func fields(crd *apiextensionsv1.CustomResourceDefinition) sets.Set[string] {
-	found := sets.New[string]()
-	var walk func(path string, schema *apiextensionsv1.JSONSchemaProps)
-	walk = func(path string, schema *apiextensionsv1.JSONSchemaProps) {
-		if schema == nil {
-			return
-		}
-		found.Insert(path)
-		for name, property := range schema.Properties {
-			walk(path+"."+name, &property)
-		}
-		if schema.Items != nil {
-			walk(path+"[]", schema.Items.Schema)
-		}
-		if schema.AdditionalProperties != nil {
-			walk(path+"{}", schema.AdditionalProperties.Schema)
-		}
-	}
-	for _, version := range crd.Spec.Versions {
-		if version.Schema != nil {
-			walk(version.Name, version.Schema.OpenAPIV3Schema)
-		}
-	}
-	return found
+// revision is 0 for a definition of a build that wrote none.
+func revision(crd *apiextensionsv1.CustomResourceDefinition) int {
+	n, _ := strconv.Atoi(crd.Annotations[RevisionAnnotation])
+	return n
 }
