@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -56,6 +57,36 @@ func TestThreeServers(t *testing.T) {
 			t.Errorf("%d objects were rewritten though no encoding has changed", found)
 		}
 	})
+}
+
+// TestTellsItsBuild: a running server tells which build it is.
+func TestTellsItsBuild(t *testing.T) {
+	t.Parallel()
+	c := cluster.New(t)
+	s := c.Start(cluster.Options{}, "one")[0]
+	version, err := s.Kube().Discovery().ServerVersion()
+	must(t, err)
+	if !strings.HasSuffix(version.GitVersion, "+concord."+cluster.Build) {
+		t.Errorf("/version is %+v", version)
+	}
+	_, metrics, err := s.Get(t.Context(), "/metrics")
+	must(t, err)
+	if n := strings.Count(metrics, "\nkubernetes_build_info{"); n != 1 || !strings.Contains(metrics, `git_version="`+version.GitVersion+`"`) {
+		t.Errorf("/metrics has %d of kubernetes_build_info, or not with %s", n, version.GitVersion)
+	}
+	id, _ := s.ID()
+	lease, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(t.Context(), string(id), metav1.GetOptions{})
+	must(t, err)
+	if got := lease.Annotations[storageversion.BuildAnnotation]; got != cluster.Build {
+		t.Errorf("the Lease says %q: %v", got, lease.Annotations)
+	}
+	log, err := os.ReadFile(s.Log)
+	must(t, err)
+	if want := `"Starting" version="` + version.GitVersion + `" build="` + cluster.Build; !strings.Contains(string(log), want) {
+		t.Errorf("the log does not say %s", want)
+	}
+	c.Check()
+	s.Terminate()
 }
 
 // TestGivenCertificates: a server may be given certificates of a public key infrastructure that is not Concord's.

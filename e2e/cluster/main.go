@@ -72,16 +72,19 @@ var built struct {
 // Binary builds cmd/concord, once per test process, and returns its path.
 func Binary(t testing.TB) string { t.Helper(); return Release(t, "") }
 
+// Build is the version of Concord that these programs have.
+const Build = "0.0.1-e2e"
+
 // Release builds a program that stands for an older release: it is the same in all but
 // the release that it says it is, and so in the versions it knows. "" is the newest.
 func Release(t testing.TB, release string) string {
 	t.Helper()
 	return once(t, "concord"+release, func(path string) {
-		args := []string{"build", "-o", path}
+		flags := "-X github.com/concord-dev/concord/build.version=" + Build
 		if release != "" {
-			args = append(args, "-ldflags", "-X github.com/concord-dev/concord/compat.release="+release)
+			flags += " -X github.com/concord-dev/concord/compat.release=" + release
 		}
-		Go(t, append(args, "github.com/concord-dev/concord/cmd/concord")...)
+		Go(t, "build", "-o", path, "-ldflags", flags, "github.com/concord-dev/concord/cmd/concord")
 	})
 }
 
