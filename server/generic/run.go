@@ -72,7 +72,6 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) (err error) {
 	// client-go logs warnings that servers send; the server's own clients need none.
 	rest.SetDefaultWarningHandler(rest.NoWarnings{})
 	surviveControllers()
-	gates.Announce(o.registry())
 	if err := o.checkFiles(); err != nil {
 		return err
 	}
@@ -107,6 +106,7 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) (err error) {
 		return unlessStopped(ctx, err)
 	}
 	served = true
+	gates.Announce(o.registry())
 	return o.serve(ctx, etcd, ring, serving)
 }
 

@@ -113,6 +113,5 @@ func runCommand(cmd *cobra.Command, s *kubeoptions.ServerRunOptions, own *Option
 	if errs := completed.Validate(); len(errs) != 0 {
 		return utilerrors.NewAggregate(errs)
 	}
-	gates.Announce(registry)
 	return Run(cmd.Context(), completed, own)
 }

@@ -73,6 +73,7 @@ func Run(ctx context.Context, options kubeoptions.CompletedOptions, own *Options
 	if err := s.checkStorage(ctx, etcd); err != nil {
 		return errors.Join(err, etcd.Close())
 	}
+	gates.Announce(options.GenericServerRunOptions.ComponentGlobalsRegistry)
 	return errors.Join(s.serve(ctx, etcd), etcd.Close())
 }
 
