@@ -14,11 +14,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
@@ -64,15 +66,51 @@ type Options struct {
 // Standing is how far a definition is.
 type Standing = stock.Standing
 
-// name is that of the controller.
-const name = "concord-migrator"
+const (
+	// name is that of the controller.
+	name = "concord-migrator"
+	// shortest is the least Settle and Poll: a shorter one is a number that lacks its unit.
+	shortest = 100 * time.Millisecond
+)
+
+// validate says which option is wrong.
+func (o Options) validate() error {
+	if len(o.CRDs) == 0 {
+		return errors.New("a migrator needs the name of a CustomResourceDefinition")
+	}
+	for i, crd := range o.CRDs {
+		if why := validation.IsDNS1123Subdomain(crd); len(why) > 0 {
+			return fmt.Errorf("CRDs: %q is no name of a CustomResourceDefinition: %s", crd, strings.Join(why, "; "))
+		}
+		if strings.Count(crd, ".") < 2 {
+			return fmt.Errorf("CRDs: %q is no name of a CustomResourceDefinition, which is the plural and the group, such as widgets.example.com", crd)
+		}
+		if slices.Contains(o.CRDs[:i], crd) {
+			return fmt.Errorf("CRDs: %s is named twice", crd)
+		}
+	}
+	switch {
+	case o.PruneAfter < 0 && o.PruneAfter != Never:
+		return fmt.Errorf("PruneAfter: %v is negative, and is not Never", o.PruneAfter)
+	case o.MaxObjectsPerSecond < 0:
+		return fmt.Errorf("MaxObjectsPerSecond: %d is negative", o.MaxObjectsPerSecond)
+	case o.Settle != 0 && o.Settle < shortest:
+		return fmt.Errorf("Settle: %v is less than %v", o.Settle, shortest)
+	case o.Poll != 0 && o.Poll < shortest:
+		return fmt.Errorf("Poll: %v is less than %v", o.Poll, shortest)
+	}
+	return nil
+}
 
 // SetupWithManager adds a controller that migrates the definitions' objects to a manager. It
 // works where the manager is elected. A process calls it once, with all definitions: the controller's name is
 // taken afterwards.
 func SetupWithManager(mgr manager.Manager, o Options) error {
-	if len(o.CRDs) == 0 {
-		return errors.New("a migrator needs the name of a CustomResourceDefinition")
+	if mgr == nil {
+		return errors.New("a migrator needs a manager")
+	}
+	if err := o.validate(); err != nil {
+		return err
 	}
 	if err := apiextensionsv1.AddToScheme(mgr.GetScheme()); err != nil {
 		return fmt.Errorf("the manager's scheme: %w", err)

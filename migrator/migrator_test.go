@@ -6,13 +6,17 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 )
 
@@ -90,6 +94,52 @@ func TestAbsent(t *testing.T) {
 			names[crd] = true
 		case err := <-ended:
 			t.Fatalf("the manager has ended: %v", err)
+		}
+	}
+}
+
+// newManager returns a manager with a kube-apiserver that answers so. Any number of managers can have a migrator.
+func newManager(t *testing.T, answer http.HandlerFunc) manager.Manager {
+	t.Helper()
+	server := httptest.NewServer(answer)
+	t.Cleanup(server.Close)
+	mgr, err := ctrl.NewManager(&rest.Config{Host: server.URL}, ctrl.Options{
+		Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: ptr.To(true)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mgr
+}
+
+// TestOptions: options that cannot be meant are refused, each in the words of Options.
+func TestOptions(t *testing.T) {
+	crds := []string{"widgets.example.com"}
+	if err := SetupWithManager(nil, Options{CRDs: crds}); err == nil {
+		t.Error("no manager is needed")
+	}
+	for why, bad := range map[string]Options{
+		"needs the name of a":        {},
+		`"" is no name`:              {CRDs: []string{""}},
+		`"widgets" is no name`:       {CRDs: []string{"widgets"}},
+		`"Widgets.`:                  {CRDs: []string{"Widgets.example.com"}},
+		`" widgets.`:                 {CRDs: []string{" widgets.example.com"}},
+		`"example.com/widgets`:       {CRDs: []string{"example.com/widgets"}},
+		"example.com is named twice": {CRDs: []string{"widgets.example.com", "gears.example.com", "widgets.example.com"}},
+		"PruneAfter: -5s":            {CRDs: crds, PruneAfter: -5 * time.Second},
+		"MaxObjectsPerSecond: -1":    {CRDs: crds, MaxObjectsPerSecond: -1},
+		"Settle: 1ns":                {CRDs: crds, Settle: 1},
+		"Settle: -1m0s":              {CRDs: crds, Settle: -time.Minute},
+		"Poll: 30ns":                 {CRDs: crds, Poll: 30},
+		"Poll: -1s":                  {CRDs: crds, Poll: -time.Second},
+	} {
+		if err := SetupWithManager(newManager(t, withoutDefinitions), bad); err == nil || !strings.Contains(err.Error(), why) {
+			t.Errorf("%+v: %v, and not %q", bad, err, why)
+		}
+	}
+	for _, good := range []Options{{CRDs: crds}, {CRDs: crds, PruneAfter: Never}, {CRDs: crds, Settle: time.Second, Poll: shortest, MaxObjectsPerSecond: 1}} {
+		if err := SetupWithManager(newManager(t, withoutDefinitions), good); err != nil {
+			t.Errorf("%+v: %v", good, err)
 		}
 	}
 }
