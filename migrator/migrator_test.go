@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -141,5 +142,21 @@ func TestOptions(t *testing.T) {
 		if err := SetupWithManager(newManager(t, withoutDefinitions), good); err != nil {
 			t.Errorf("%+v: %v", good, err)
 		}
+	}
+}
+
+// TestLeavesNothing: a migrator whose manager never starts leaves no goroutine of ours.
+func TestLeavesNothing(t *testing.T) {
+	left := func() int {
+		stacks := make([]byte, 1<<20)
+		return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "watch.(*Broadcaster).loop")
+	}
+	mgr := newManager(t, withoutDefinitions)
+	before := left()
+	if err := SetupWithManager(mgr, Options{CRDs: []string{"widgets.example.com"}}); err != nil {
+		t.Fatal(err)
+	}
+	if n := left() - before; n > 0 {
+		t.Errorf("%d event broadcasters are left", n)
 	}
 }

@@ -47,7 +47,7 @@ type observer struct {
 	services    apiregistrationclient.APIServicesGetter
 	clock       clock.WithTicker
 	logger      logr.Logger
-	// broadcast announces changed StorageVersions.
+	// broadcast announces changed StorageVersions; nil if nobody watches them.
 	broadcast *watch.Broadcaster
 	// soon makes a full round begin at once.
 	soon chan struct{}
@@ -321,7 +321,7 @@ func (o *observer) tell(gr schema.GroupResource) {
 			}
 			was = was.DeepCopy()
 			was.ResourceVersion = fmt.Sprint(o.version)
-			_ = o.broadcast.Action(watch.Deleted, was)
+			o.announce(watch.Deleted, was)
 		}
 		return
 	}
@@ -340,7 +340,7 @@ func (o *observer) tell(gr schema.GroupResource) {
 	if was == nil || is.Why != messageOf(was) {
 		o.logger.V(1).Info("Observed", "resource", gr.String(), "agreedOn", string(is.Common), "why", is.Why)
 	}
-	_ = o.broadcast.Action(action, sv.DeepCopy())
+	o.announce(action, sv.DeepCopy())
 }
 
 // found notes that an object was found which is stored in another way than all agree on.
@@ -417,33 +417,6 @@ func (o *observer) has(gr schema.GroupResource) (bool, error) {
 
 func (o *observer) unsaid(gr schema.GroupResource) error {
 	return fmt.Errorf("%d kube-apiservers did not say what %s is", o.lacking, gr)
-}
-
-// list returns every StorageVersion.
-func (o *observer) list() *apiserverinternalv1alpha1.StorageVersionList {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	list := &apiserverinternalv1alpha1.StorageVersionList{}
-	list.ResourceVersion = fmt.Sprint(o.version)
-	for _, gr := range o.memory.Resources() {
-		if sv := o.known[gr]; sv != nil {
-			list.Items = append(list.Items, *sv.DeepCopy())
-		}
-	}
-	return list
-}
-
-// watch sends all StorageVersions and every change from now on.
-func (o *observer) watch() (watch.Interface, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	var now []watch.Event
-	for _, gr := range o.memory.Resources() {
-		if sv := o.known[gr]; sv != nil {
-			now = append(now, watch.Event{Type: watch.Added, Object: sv.DeepCopy()})
-		}
-	}
-	return o.broadcast.WatchWithPrefix(now)
 }
 
 // replicas returns the replicas that answered in the last round.

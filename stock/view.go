@@ -2,6 +2,7 @@ package stock
 
 import (
 	"context"
+	"fmt"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -82,5 +83,39 @@ func reporting(list *coordinationv1.LeaseList, self string) {
 	for i := range list.Items {
 		metav1.SetMetaDataAnnotation(&list.Items[i].ObjectMeta, storageversion.EmulationVersionAnnotation, compat.BinaryVersion().String())
 		metav1.SetMetaDataAnnotation(&list.Items[i].ObjectMeta, storageversion.ReportedAnnotation, "true")
+	}
+}
+
+// list returns every StorageVersion.
+func (o *observer) list() *apiserverinternalv1alpha1.StorageVersionList {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	list := &apiserverinternalv1alpha1.StorageVersionList{}
+	list.ResourceVersion = fmt.Sprint(o.version)
+	for _, gr := range o.memory.Resources() {
+		if sv := o.known[gr]; sv != nil {
+			list.Items = append(list.Items, *sv.DeepCopy())
+		}
+	}
+	return list
+}
+
+// watch sends all StorageVersions and every change from now on.
+func (o *observer) watch() (watch.Interface, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var now []watch.Event
+	for _, gr := range o.memory.Resources() {
+		if sv := o.known[gr]; sv != nil {
+			now = append(now, watch.Event{Type: watch.Added, Object: sv.DeepCopy()})
+		}
+	}
+	return o.broadcast.WatchWithPrefix(now)
+}
+
+// announce tells those who watch of a changed StorageVersion.
+func (o *observer) announce(action watch.EventType, sv *apiserverinternalv1alpha1.StorageVersion) {
+	if o.broadcast != nil {
+		_ = o.broadcast.Action(action, sv)
 	}
 }

@@ -96,7 +96,7 @@ func (c *controllers) newObserver(states map[schema.GroupResource]evolve.State, 
 	gap := 2*c.config.Poll + 5*c.config.ReplicaTimeout/2
 	return &observer{
 		asking: c.newAsker(logger), clock: c.config.Clock, logger: logger,
-		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull), soon: make(chan struct{}, 1),
+		soon:   make(chan struct{}, 1),
 		memory: observed.NewMemory(observed.Config{Settle: c.config.Settle, Gap: gap, States: states}),
 		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
 	}
@@ -190,7 +190,7 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 		return nil, fmt.Errorf("a client for APIServices: %w", err)
 	}
 	o := c.newObserver(states, c.config.Logger.WithName("observer"))
-	o.services = services
+	o.services, o.broadcast = services, watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull)
 	w := &work{config: c.config, objects: c.objects, observer: o, policy: newPolicy(c.config.Settings)}
 	m, err := newMigrator(o, c.config)
 	if err != nil {
