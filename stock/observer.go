@@ -62,10 +62,12 @@ type observer struct {
 
 	mu sync.Mutex
 	// next are the looks at single resources that wait for asked: one round answers them all.
-	next    *looks
-	memory  *observed.Memory
-	known   knownVersions
-	kinds   map[schema.GroupResource]string
+	next   *looks
+	memory *observed.Memory
+	known  knownVersions
+	kinds  map[schema.GroupResource]string
+	// unheard explains for resources why not all replicas said in the last look at it whether they serve it.
+	unheard map[schema.GroupResource]string
 	version int64
 	// here are the replicas that answered in the last round.
 	here []observed.Replica
@@ -297,6 +299,12 @@ func (o *observer) observe(r observed.Round) {
 	}
 	if why := o.memory.Anew(); why != "" {
 		o.logger.Info("Built-in resources begin anew", "reason", why)
+	}
+	for _, gr := range r.Only {
+		delete(o.unheard, gr)
+		if v := r.Judge(gr); !v.Whole {
+			o.unheard[gr] = v.Why
+		}
 	}
 	for _, answer := range r.Answers {
 		for gr, shown := range answer.Shown {

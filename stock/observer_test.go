@@ -40,7 +40,7 @@ func newTestObserver(t *testing.T, crds ...*apiextensionsv1.CustomResourceDefini
 	o := &observer{
 		definitions: newDefinitions(), clock: testclock.NewFakeClock(now), logger: logr.Discard(),
 		broadcast: watch.NewLongQueueBroadcaster(queued, watch.WaitIfChannelFull),
-		memory:    observed.NewMemory(observed.Config{}), known: knownVersions{}, kinds: map[schema.GroupResource]string{},
+		memory:    observed.NewMemory(observed.Config{}), known: knownVersions{}, kinds: map[schema.GroupResource]string{}, unheard: map[schema.GroupResource]string{},
 	}
 	t.Cleanup(o.broadcast.Shutdown)
 	for _, crd := range crds {

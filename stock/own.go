@@ -267,6 +267,11 @@ func (o *Own) look(ctx context.Context, gr schema.GroupResource, encoding agree.
 	defer o.observer.mu.Unlock()
 	seen, ok := o.observer.memory.Of(gr)
 	switch {
+	case !ok && o.observer.unheard[gr] != "":
+		again.Why = o.observer.unheard[gr]
+		if len(o.observer.here) == 0 && !o.config.Settings.BestEffort {
+			again.Why += "; if kube-apiservers cannot be asked one by one from here, BestEffort does without (docs/stock.md)"
+		}
 	case !ok:
 		again.Why = "no kube-apiserver serves it yet"
 	case seen.Common == "":

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -202,6 +203,27 @@ func TestOwnGap(t *testing.T) {
 				t.Errorf("at last: %+v, asking about %v", s, w.unfinished)
 			}
 		})
+	}
+}
+
+// TestOwnUnreachable: if no kube-apiserver can be asked, the operator says why, in the same words each time, and that
+// BestEffort does without, unless it is set.
+func TestOwnUnreachable(t *testing.T) {
+	for _, bestEffort := range []bool{false, true} {
+		w := newOwnWorld(t)
+		closed := httptest.NewServer(nil)
+		closed.Close()
+		w.observer.asking.Kube = fake.NewClientset(lease("a", closed.Listener.Addr().String()))
+		w.config.Settings.BestEffort = bestEffort
+		w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+		s := w.step()
+		if !strings.HasPrefix(s.Why, "a does not answer at "+closed.Listener.Addr().String()) || !strings.Contains(s.Why, "refused") || strings.Contains(s.Why, "BestEffort") == bestEffort {
+			t.Errorf("best effort %t: %+v", bestEffort, s)
+		}
+		w.pass(time.Minute)
+		if again := w.step(); again != s {
+			t.Errorf("first %+v, and a minute later %+v", s, again)
+		}
 	}
 }
 

@@ -98,7 +98,7 @@ func (c *controllers) newObserver(states map[schema.GroupResource]evolve.State, 
 		asking: c.newAsker(logger), clock: c.config.Clock, logger: logger,
 		soon:   make(chan struct{}, 1),
 		memory: observed.NewMemory(observed.Config{Settle: c.config.Settle, Gap: gap, States: states}),
-		known:  knownVersions{}, kinds: map[schema.GroupResource]string{},
+		known:  knownVersions{}, kinds: map[schema.GroupResource]string{}, unheard: map[schema.GroupResource]string{},
 	}
 }
 
