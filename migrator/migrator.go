@@ -6,7 +6,7 @@
 // every kube-apiserver is asked what it stores; when all have stored that version for a while,
 // all objects are written anew by empty patches, more of these prove through every
 // kube-apiserver that nothing else is stored, and storedVersions is set. docs/stock.md says how,
-// what is promised, and what the operator must be allowed to do.
+// what is promised, what the operator must be allowed to do, and what a test with envtest needs.
 package migrator
 
 import (
@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/go-logr/logr"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -25,6 +26,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -46,20 +48,22 @@ type Options struct {
 	// stored in it. Default: not at all. The annotations concord.dev/prune and
 	// concord.dev/hold of a definition go before it.
 	PruneAfter time.Duration
-	// MaxObjectsPerSecond bounds how many objects are patched. Default: no bound.
+	// MaxObjectsPerSecond bounds how many objects are patched, those of all definitions together. Default: no bound.
 	MaxObjectsPerSecond int64
 	// VerifyAll has the proof patch every object, and not a sample of 1,000.
 	VerifyAll bool
 	// BestEffort says that kube-apiservers cannot be asked one by one: the answer of one counts for all, and
-	// storedVersions is set only when the annotation concord.dev/prune says so.
+	// storedVersions is set only when the annotation concord.dev/prune says so: without it a definition is migrated, and
+	// never done.
 	BestEffort bool
 	// Settle is for how long all kube-apiservers have to store a version before that counts. It
 	// is longer than their --request-timeout. Default: 75 s.
 	Settle time.Duration
 	// Poll is how often they are asked while something is waited for. Default: 10 s.
 	Poll time.Duration
-	// Changed, if not nil, is called when a definition is done, when it waits for something else, and when an error
-	// stands in the way, for example an object that cannot be written, or a definition that does not exist.
+	// Changed, if not nil, is called when a definition is done, when its objects are being migrated, when it waits for
+	// something else, and when an error stands in the way, for example an object that cannot be written, a conversion
+	// webhook that does not answer, or a definition that does not exist. It is called by one goroutine at a time.
 	Changed func(crd string, s Standing)
 }
 
@@ -69,6 +73,9 @@ type Standing = stock.Standing
 const (
 	// name is that of the controller.
 	name = "concord-migrator"
+	// atATime is how many definitions are migrated at a time: those of a conversion webhook that hangs do not keep the
+	// others from it.
+	atATime = 4
 	// shortest is the least Settle and Poll: a shorter one is a number that lacks its unit.
 	shortest = 100 * time.Millisecond
 )
@@ -104,7 +111,7 @@ func (o Options) validate() error {
 
 // SetupWithManager adds a controller that migrates the definitions' objects to a manager. It
 // works where the manager is elected. A process calls it once, with all definitions: the controller's name is
-// taken afterwards.
+// taken afterwards. In tests each manager can have one, if its Controller.SkipNameValidation is true.
 func SetupWithManager(mgr manager.Manager, o Options) error {
 	if mgr == nil {
 		return errors.New("a migrator needs a manager")
@@ -129,12 +136,11 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 	})); err != nil {
 		return err
 	}
-	told := &telling{last: map[string]Standing{}, to: o.Changed}
+	told := &telling{last: map[string]Standing{}, to: o.Changed, logger: logger}
 	step := reconcile.Func(func(ctx context.Context, r reconcile.Request) (reconcile.Result, error) {
-		standing := own.Step(ctx, r.Name)
-		if ctx.Err() == nil && told.tell(r.Name, standing) {
-			logger.Info("Migration of stored objects", "crd", r.Name, "done", standing.Done, "waitingFor", standing.Why)
-		}
+		tell := func(s Standing) { told.tell(ctx, r.Name, s) }
+		standing := own.Step(ctx, r.Name, tell)
+		tell(standing)
 		return reconcile.Result{RequeueAfter: standing.Again}, nil
 	})
 	named := predicate.NewPredicateFuncs(func(object client.Object) bool { return slices.Contains(o.CRDs, object.GetName()) })
@@ -145,29 +151,29 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 		}
 		return nil
 	})
-	return ctrl.NewControllerManagedBy(mgr).Named(name).WatchesRawSource(start).
+	return ctrl.NewControllerManagedBy(mgr).Named(name).WatchesRawSource(start).WithOptions(controller.Options{MaxConcurrentReconciles: atATime}).
 		For(&apiextensionsv1.CustomResourceDefinition{}, builder.OnlyMetadata, builder.WithPredicates(named)).Complete(step)
 }
 
 // telling remembers the last reported standings.
 type telling struct {
-	to func(string, Standing)
+	to     func(string, Standing)
+	logger logr.Logger
 
-	mu   sync.Mutex
+	mu   sync.Mutex // held while to is called
 	last map[string]Standing
 }
 
-// tell reports a standing if it is new, and returns whether it was.
-func (t *telling) tell(crd string, s Standing) bool {
+// tell reports a standing if it is new, until ctx ends.
+func (t *telling) tell(ctx context.Context, crd string, s Standing) {
 	t.mu.Lock()
-	was, ok := t.last[crd]
-	t.last[crd] = s
-	t.mu.Unlock()
-	if ok && was.Done == s.Done && was.Why == s.Why {
-		return false
+	defer t.mu.Unlock()
+	if was, ok := t.last[crd]; ctx.Err() != nil || ok && was.Done == s.Done && was.Why == s.Why {
+		return
 	}
+	t.last[crd] = s
 	if t.to != nil {
 		t.to(crd, s)
 	}
-	return true
+	t.logger.Info("Migration of stored objects", "crd", crd, "done", s.Done, "waitingFor", s.Why)
 }

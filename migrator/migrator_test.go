@@ -1,11 +1,14 @@
 package migrator
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
+	"path"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -62,7 +65,8 @@ func withoutDefinitions(w http.ResponseWriter, r *http.Request) {
 }
 
 // TestAbsent: if there is no CRD of a name, for example because of a typing error, that is told at the start, once
-// for each name. SetupWithManager cannot be called twice in a process, since the controller's name is taken.
+// for each name. SetupWithManager cannot be called twice in a process, since the controller's name is taken, unless the
+// manager says so.
 func TestAbsent(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(withoutDefinitions))
 	t.Cleanup(server.Close)
@@ -111,6 +115,51 @@ func newManager(t *testing.T, answer http.HandlerFunc) manager.Manager {
 		t.Fatal(err)
 	}
 	return mgr
+}
+
+// TestSideBySide: a definition whose step takes long does not keep another one from its own.
+func TestSideBySide(t *testing.T) {
+	const first, second = "widgets.example.com", "gadgets.example.com"
+	begun := map[string]chan struct{}{first: make(chan struct{}), second: make(chan struct{})}
+	var once sync.Map
+	mgr := newManager(t, func(w http.ResponseWriter, r *http.Request) {
+		if name := path.Base(r.URL.Path); begun[name] != nil {
+			if _, again := once.LoadOrStore(name, true); !again {
+				close(begun[name])
+			}
+			for crd, c := range begun {
+				select {
+				case <-c:
+				case <-r.Context().Done():
+				case <-time.After(30 * time.Second):
+					t.Errorf("%s waits until %s is done", crd, name)
+				}
+			}
+		}
+		withoutDefinitions(w, r)
+	})
+	told := make(chan string, 10)
+	calls := 0 // without a lock: Changed is called by one goroutine at a time
+	if err := SetupWithManager(mgr, Options{CRDs: []string{first, second}, Changed: func(crd string, _ Standing) {
+		calls++
+		told <- crd
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	for range 2 {
+		select {
+		case <-told:
+		case err := <-ended:
+			t.Fatalf("the manager has ended: %v", err)
+		}
+	}
+	stop()
+	if err := <-ended; err != nil || calls != 2 {
+		t.Errorf("%d are told, and the manager ends with %v", calls, err)
+	}
 }
 
 // TestOptions: options that cannot be meant are refused, each in the words of Options.

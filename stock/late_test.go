@@ -170,7 +170,7 @@ func TestOwnChangesInLastLook(t *testing.T) {
 	} {
 		w, s := newLateWorld(t, 3)
 		s.listed = func(from int) error {
-			if from == 0 && len(w.proven) > 0 {
+			if from == 0 && w.of("widgets.example.com").proven != (proof{}) {
 				then := tc.then.DeepCopy()
 				if tc.why == "" {
 					then.Annotations = map[string]string{"example.com/seen": fmt.Sprint(s.lists)}

@@ -32,7 +32,9 @@ type migrator struct {
 	maxPerSecond int64
 	maxAdded     *time.Duration
 	maxParallel  int
-	logger       logr.Logger
+	// pacer, if not nil, bounds all jobs together; otherwise each has a bound of its own.
+	pacer  *pace.Pacer
+	logger logr.Logger
 
 	mu sync.Mutex
 	// proven has the last proof of each resource that held.
@@ -89,17 +91,24 @@ func (m *migrator) options(job claim.Job) migrateapi.Options {
 	return o
 }
 
-// bounded are the options of a job within its bound of patches per second. They hold until stop is called.
-func (m *migrator) bounded(job claim.Job) (o migrateapi.Options, stop func()) {
-	o = m.options(job)
-	o.Pacer, stop = pace.New(pace.Bounds{MaxPerSecond: int(ptr.Deref(job.MaxPerSecond, m.maxPerSecond))}, nil, clock.RealClock{})
-	return o, stop
+// bounded are the options of a job within its bound of patches per second.
+func (m *migrator) bounded(job claim.Job) migrateapi.Options {
+	o := m.options(job)
+	if o.Pacer = m.pacer; o.Pacer == nil {
+		o.Pacer = m.newPacer(ptr.Deref(job.MaxPerSecond, m.maxPerSecond))
+	}
+	return o
+}
+
+// newPacer returns one that watches no clients, so that nothing is left to be stopped.
+func (m *migrator) newPacer(maxPerSecond int64) *pace.Pacer {
+	p, _ := pace.New(pace.Bounds{MaxPerSecond: int(maxPerSecond)}, nil, clock.RealClock{})
+	return p
 }
 
 // Rewrite implements claim.Rewriter.
 func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
-	options, stop := m.bounded(job)
-	defer stop()
+	options := m.bounded(job)
 	m.setProven(job.GroupResource, provenAt{})
 	began := time.Now()
 	own := observed.NewOwnWrites(m.since(ctx, job))
@@ -156,8 +165,7 @@ func (m *migrator) lastLook(ctx context.Context, job claim.Job) error {
 	if proven.encoding != job.Encoding {
 		proven = provenAt{encoding: job.Encoding}
 	}
-	options, stop := m.bounded(job)
-	defer stop()
+	options := m.bounded(job)
 	proof, listed, err := m.prover.prove(ctx, job, exam{
 		replicas: m.observer.replicas(), turn: migrateapi.Turns(options), last: true, later: observed.NewOwnWrites(proven.resourceVersion).Later,
 	})

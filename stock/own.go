@@ -33,25 +33,29 @@ type Own struct {
 	observer *observer
 	migrator *migrator
 
-	mu       sync.Mutex
-	proven   map[schema.GroupResource]proof
-	failures map[string]failure // by definition
-
-	unfinishedMu sync.Mutex // a step holds mu for as long as a migration takes
+	mu    sync.Mutex // guards the fields below
+	known map[string]*owned
 	// unfinished are the resources to ask about during other work as well.
 	unfinished map[schema.GroupResource]bool
 }
 
+// owned is what is remembered of a definition. A step of it holds mu, for as long as a migration takes.
+type owned struct {
+	mu     sync.Mutex
+	proven proof
+	failed failure
+}
+
 // proof records the definition and epoch for which a resource was proven, and when. It stays valid when the definition
 // changes in other respects than the stored version, for example in a schema: every change of the stored version
-// begins a new epoch, also if it is reverted.
+// begins a new epoch, also if it is reverted. The zero value is of no definition.
 type proof struct {
 	crd types.UID
 	of  evolve.Ref
 	at  time.Time
 }
 
-// failure describes the last step of a definition, if it failed.
+// failure describes the last step of a definition; the zero value is that of one that did not fail.
 type failure struct {
 	inRow int
 	// lasting is how many of them, the last ones, came of admission that changes objects at every write.
@@ -101,7 +105,8 @@ func NewOwn(config Config) (*Own, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Own{config: c.config, objects: c.objects, observer: o, migrator: m, proven: map[schema.GroupResource]proof{}, failures: map[string]failure{}, unfinished: map[schema.GroupResource]bool{}}, nil
+	m.pacer = m.newPacer(c.config.MaxObjectsPerSecond)
+	return &Own{config: c.config, objects: c.objects, observer: o, migrator: m, known: map[string]*owned{}, unfinished: map[schema.GroupResource]bool{}}, nil
 }
 
 // Watch notes every state of the definitions of these names until ctx ends, and goes on asking about those that
@@ -130,9 +135,9 @@ func (o *Own) Watch(ctx context.Context, names []string) {
 // ask asks about all unfinished definitions in one round: with one round for each, the rounds of one definition could
 // be further apart than the gap after which nobody counts as having asked. Errors are left to the next step.
 func (o *Own) ask(ctx context.Context) {
-	o.unfinishedMu.Lock()
+	o.mu.Lock()
 	all := slices.SortedFunc(maps.Keys(o.unfinished), func(a, b schema.GroupResource) int { return strings.Compare(a.String(), b.String()) })
-	o.unfinishedMu.Unlock()
+	o.mu.Unlock()
 	if len(all) == 0 {
 		return // no resources would be all of them
 	}
@@ -143,8 +148,8 @@ func (o *Own) ask(ctx context.Context) {
 
 // asksAbout says whether ask is to ask about a resource.
 func (o *Own) asksAbout(gr schema.GroupResource, unfinished bool) {
-	o.unfinishedMu.Lock()
-	defer o.unfinishedMu.Unlock()
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	if unfinished {
 		o.unfinished[gr] = true
 	} else {
@@ -152,49 +157,59 @@ func (o *Own) asksAbout(gr schema.GroupResource, unfinished bool) {
 	}
 }
 
-// Step does what can be done now for the definition of this name, which may take as long as a migration. After an
+// of returns what is remembered of a definition.
+func (o *Own) of(name string) *owned {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.known[name] == nil {
+		o.known[name] = &owned{}
+	}
+	return o.known[name]
+}
+
+// Step does what can be done now for the definition of this name, which may take as long as a migration: how far that
+// is, and what hinders it, tell is told meanwhile. Steps of different definitions do not wait for each other. After an
 // error it has to be called again after a while, as controllers create another migration: the error may concern one
 // object, while all others have been migrated. Until then it does nothing, unless the facts that it depends on have
 // changed.
-func (o *Own) Step(ctx context.Context, name string) Standing {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	failed := o.failures[name]
+func (o *Own) Step(ctx context.Context, name string, tell func(Standing)) Standing {
+	k := o.of(name)
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	crd, err := o.read(ctx, name)
 	var of trial
 	if crd != nil {
 		of = trialOf(crd)
-		if left := failed.until.Sub(o.config.Clock.Now()); left > 0 && failed.of == of {
-			return Standing{Why: failed.why, Again: left}
+		if left := k.failed.until.Sub(o.config.Clock.Now()); left > 0 && k.failed.of == of {
+			return Standing{Why: k.failed.why, Again: left}
 		}
 	}
 	standing := Standing{Why: "there is no CustomResourceDefinition of this name"}
 	if crd != nil {
-		standing, err = o.step(ctx, crd)
+		standing, err = o.step(ctx, crd, k, tell)
 	}
 	if err != nil {
-		lasting := failed.lasting
-		failed = failure{inRow: failed.inRow + 1, why: err.Error(), of: of}
-		pause := evolve.Backoff(failed.inRow)
+		lasting := k.failed.lasting
+		k.failed = failure{inRow: k.failed.inRow + 1, why: err.Error(), of: of}
+		pause := evolve.Backoff(k.failed.inRow)
 		if errors.Is(err, claim.ErrChangedByAdmission) {
-			failed.lasting = lasting + 1
-			pause = evolve.LastingBackoff(failed.lasting) // all objects were written, and nothing is won by it
+			k.failed.lasting = lasting + 1
+			pause = evolve.LastingBackoff(k.failed.lasting) // all objects were written, and nothing is won by it
 		}
-		failed.until = o.config.Clock.Now().Add(pause)
-		o.failures[name] = failed
-		return Standing{Why: failed.why, Again: pause}
+		k.failed.until = o.config.Clock.Now().Add(pause)
+		return Standing{Why: k.failed.why, Again: pause}
 	}
-	delete(o.failures, name)
+	k.failed = failure{}
 	if standing.Done || crd == nil {
 		o.asksAbout(schema.ParseGroupResource(name), false) // a definition's name says what it is of
 	}
 	return standing
 }
 
-func (o *Own) step(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) (Standing, error) {
+func (o *Own) step(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, k *owned, tell func(Standing)) (Standing, error) {
 	gr, encoding := migrationv1alpha1.ResourceOf(crd), migrationv1alpha1.Stores(crd)
 	if slices.Equal(crd.Status.StoredVersions, []string{encoding.Version()}) {
-		delete(o.proven, gr)
+		k.proven = proof{}
 		return Standing{Done: true}, nil
 	}
 	if why, err := o.elsewhere(ctx, gr); why != "" || err != nil {
@@ -207,15 +222,15 @@ func (o *Own) step(ctx context.Context, crd *apiextensionsv1.CustomResourceDefin
 		return standing, err
 	}
 	of := refOf(seen)
-	if p, ok := o.proven[gr]; !ok || p.crd != crd.UID || p.of != of {
-		delete(o.proven, gr)
-		if err := o.migrate(ctx, crd, encoding); err != nil {
+	if k.proven.crd != crd.UID || k.proven.of != of {
+		k.proven = proof{}
+		if err := o.migrate(ctx, crd, encoding, tell); err != nil {
 			return Standing{}, fmt.Errorf("migrate %s to %s: %w", gr, encoding, err)
 		}
-		o.proven[gr] = proof{crd: crd.UID, of: of, at: o.config.Clock.Now()}
+		k.proven = proof{crd: crd.UID, of: of, at: o.config.Clock.Now()}
 		return Standing{Why: "all objects are stored in " + string(encoding), Again: time.Nanosecond}, nil // everything is read again
 	}
-	return o.prune(ctx, crd, encoding)
+	return o.prune(ctx, crd, encoding, k.proven)
 }
 
 func refOf(seen observed.Resource) evolve.Ref {
@@ -282,9 +297,23 @@ func (o *Own) look(ctx context.Context, gr schema.GroupResource, encoding agree.
 	return seen, again, nil
 }
 
-// migrate rewrites all objects, and proves the result.
-func (o *Own) migrate(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) error {
-	result, err := o.migrator.Rewrite(ctx, jobOf(crd, encoding), func(claim.Progress) {})
+// migrate rewrites all objects, and proves the result. It tells when it begins and whenever it is hindered, or is not
+// any more; what hinders it may change from object to object.
+func (o *Own) migrate(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding, tell func(Standing)) error {
+	why := fmt.Sprintf("its objects are being migrated to %s", encoding)
+	tell(Standing{Why: why})
+	hindered := false
+	result, err := o.migrator.Rewrite(ctx, jobOf(crd, encoding), func(p claim.Progress) {
+		switch now := p.Hindered != ""; {
+		case now == hindered:
+			return
+		case now:
+			tell(Standing{Why: why + ", which does not get on: " + p.Hindered})
+		default:
+			tell(Standing{Why: why})
+		}
+		hindered = !hindered
+	})
 	if err != nil || result.Failed == 0 {
 		return err
 	}
@@ -305,9 +334,7 @@ func rank(version string, encoding agree.Encoding) string {
 // prune sets storedVersions, if it is time, and nothing was written in another version since the proof. The
 // definition is read once more between the last look, which takes its time, and the last questions to the
 // replicas, and is written only if it has not changed since.
-func (o *Own) prune(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding) (Standing, error) {
-	gr := migrationv1alpha1.ResourceOf(crd)
-	proven := o.proven[gr]
+func (o *Own) prune(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding, proven proof) (Standing, error) {
 	if kept := o.keeps(crd, proven); kept.Why != "" {
 		return kept, nil
 	}
@@ -324,7 +351,7 @@ func (o *Own) prune(ctx context.Context, crd *apiextensionsv1.CustomResourceDefi
 	if kept := o.keeps(now, proven); kept.Why != "" {
 		return kept, nil
 	}
-	seen, standing, err := o.look(ctx, gr, encoding)
+	seen, standing, err := o.look(ctx, migrationv1alpha1.ResourceOf(crd), encoding)
 	if standing.Why != "" || err != nil {
 		return standing, err
 	}

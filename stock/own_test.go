@@ -78,7 +78,7 @@ func (w *ownWorld) is(crd *apiextensionsv1.CustomResourceDefinition) {
 func (w *ownWorld) step() Standing {
 	w.t.Helper()
 	for {
-		s := w.Step(w.t.Context(), "widgets.example.com")
+		s := w.Step(w.t.Context(), "widgets.example.com", func(Standing) {})
 		if s.Again != time.Nanosecond {
 			return s
 		}
@@ -227,6 +227,72 @@ func TestOwnUnreachable(t *testing.T) {
 	}
 }
 
+// TestOwnNotServedYet: a definition that no kube-apiserver serves yet is not one about which none can be asked.
+func TestOwnNotServedYet(t *testing.T) {
+	w := newOwnWorld(t)
+	gears := widgetDefinition("a", 2, "v1", "v2", "v1")
+	gears.Name, gears.Spec.Names.Plural = "gears.example.com", "gears"
+	w.is(gears)
+	if s := w.Step(t.Context(), gears.Name, func(Standing) {}); s.Why != "no kube-apiserver serves it yet" {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestOwnHindered: a migration that waits for a conversion webhook says so meanwhile, once, and does not keep others from
+// their steps.
+func TestOwnHindered(t *testing.T) {
+	w, s := newLateWorld(t, 3)
+	var up atomic.Bool
+	s.patched = func(int) error {
+		if up.Load() {
+			return nil
+		}
+		return apierrors.NewInternalError(errors.New("conversion webhook for example.com/v1, Kind=Widget failed: Post \"https://hook\": dial tcp: connect: connection refused"))
+	}
+	told, ended := make(chan string, 100), make(chan Standing, 1)
+	go func() {
+		ended <- w.Step(t.Context(), "widgets.example.com", func(s Standing) { told <- s.Why })
+	}()
+	next := func(want string) {
+		t.Helper()
+		select {
+		case why := <-told:
+			if !strings.Contains(why, want) {
+				t.Fatalf("it tells %q, and not %q", why, want)
+			}
+		case s := <-ended:
+			t.Fatalf("it has ended: %+v", s)
+		case <-time.After(time.Minute):
+			t.Fatalf("it does not tell %q", want)
+		}
+	}
+	next("are being migrated to example.com/v1")
+	other := make(chan Standing, 1)
+	go func() { other <- w.Step(t.Context(), "gears.example.com", func(Standing) {}) }()
+	next("which does not get on: Internal error occurred: conversion webhook")
+	select {
+	case s := <-other:
+		if s.Why != "there is no CustomResourceDefinition of this name" {
+			t.Errorf("another one: %+v", s)
+		}
+	case s := <-ended:
+		t.Fatalf("another one waits until it has ended: %+v", s)
+	}
+	up.Store(true)
+	next("are being migrated to example.com/v1")
+	if s := <-ended; s.Why != "all objects are stored in example.com/v1" || len(told) > 0 {
+		t.Errorf("at last %+v, and %d more are told", s, len(told))
+	}
+}
+
+// TestOwnBound: the bound on objects per second is one of all definitions together.
+func TestOwnBound(t *testing.T) {
+	w := newOwnWorld(t)
+	if a, b := w.migrator.bounded(widgetJob), w.migrator.bounded(widgetJob); a.Pacer != b.Pacer {
+		t.Error("two migrations have a bound each")
+	}
+}
+
 // TestOwnAsksAboutMany: however many definitions an operator has, and however slowly kube-apiservers answer, the time
 // between two rounds does not count as a gap.
 func TestOwnAsksAboutMany(t *testing.T) {
@@ -292,14 +358,14 @@ func TestOwnChangesInMigration(t *testing.T) {
 			w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
 			w.step()
 			w.pass(time.Minute)
-			if s := w.Step(t.Context(), tc.then.Name); !strings.HasPrefix(s.Why, "all objects are stored in") {
+			if s := w.Step(t.Context(), tc.then.Name, func(Standing) {}); !strings.HasPrefix(s.Why, "all objects are stored in") {
 				t.Fatalf("%+v", s)
 			}
 			if tc.then.UID != "a" {
 				must(t, w.objects.Delete(t.Context(), widgetDefinition("a", 2, "v1")))
 			}
 			w.is(tc.then)
-			if s := w.Step(t.Context(), tc.then.Name); s.Done != (tc.why == "") || !strings.HasPrefix(s.Why, tc.why) {
+			if s := w.Step(t.Context(), tc.then.Name, func(Standing) {}); s.Done != (tc.why == "") || !strings.HasPrefix(s.Why, tc.why) {
 				t.Errorf("%+v", s)
 			}
 		})
@@ -343,8 +409,8 @@ func TestOwnFails(t *testing.T) {
 	})
 	fails := func(when string, again time.Duration, inRow int) {
 		t.Helper()
-		if s := w.step(); s.Again != again || s.Done || !strings.Contains(s.Why, refused.Error()) || w.failures["widgets.example.com"].inRow != inRow {
-			t.Errorf("%s: %+v, after failures %+v; want it to be tried again after %v, when %d have failed", when, s, w.failures, again, inRow)
+		if s := w.step(); s.Again != again || s.Done || !strings.Contains(s.Why, refused.Error()) || w.of("widgets.example.com").failed.inRow != inRow {
+			t.Errorf("%s: %+v, after failures %+v; want it to be tried again after %v, when %d have failed", when, s, w.of("widgets.example.com").failed, again, inRow)
 		}
 	}
 	annotated := func(annotation, value string) {
@@ -366,8 +432,8 @@ func TestOwnFails(t *testing.T) {
 	fails("it is time", 80*time.Second, 4)
 	w.objects = working
 	annotated(observed.PruneAnnotation, "now")
-	if s := w.step(); !s.Done || len(w.failures) > 0 {
-		t.Errorf("at last: %+v, after failures %v", s, w.failures)
+	if s := w.step(); !s.Done || w.of("widgets.example.com").failed != (failure{}) {
+		t.Errorf("at last: %+v, after failures %v", s, w.of("widgets.example.com").failed)
 	}
 }
 
