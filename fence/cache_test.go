@@ -2,6 +2,7 @@ package fence
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 
@@ -332,6 +333,16 @@ func TestEncodingOf(t *testing.T) {
 		got, err := EncodingOf(tc.codec)
 		if got != tc.want || (err == nil) != (tc.want != "") {
 			t.Errorf("%s: %q, %v, want %q", tc.name, got, err, tc.want)
+		}
+	}
+}
+
+// TestSeveralVersions: where a codec may encode to several versions, the error says so, of one group and of several.
+func TestSeveralVersions(t *testing.T) {
+	for _, other := range []schema.GroupVersion{{Group: v1alpha1.GroupName, Version: "v1"}, {Group: "billing.example.net", Version: "v1"}} {
+		_, err := EncodingOf(builtinCodecs.LegacyCodec(v1alpha1.SchemeGroupVersion, other))
+		if err == nil || !strings.Contains(err.Error(), "any of several versions, "+v1alpha1.SchemeGroupVersion.String()+","+other.String()+": have the RESTOptionsGetter set") {
+			t.Errorf("beside %s: %v", other, err)
 		}
 	}
 }

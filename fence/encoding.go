@@ -2,7 +2,6 @@ package fence
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 
@@ -35,10 +34,10 @@ func EncodingOf(codec runtime.Encoder) (agree.Encoding, error) {
 	if one, ok := strings.CutPrefix(target, "["); ok {
 		target = strings.TrimSuffix(one, "]")
 	}
-	gv, err := schema.ParseGroupVersion(target)
-	if err == nil && strings.ContainsAny(target, "[]{},") {
-		err = errors.New("it may encode to any of several versions")
+	if strings.ContainsAny(target, "[]{},") {
+		return "", fmt.Errorf("its codec may encode to any of several versions, %s: have the RESTOptionsGetter set Codec and EncodeVersioner of each resource to one version, as examples/aggregated/wardle/storage.go does", target)
 	}
+	gv, err := schema.ParseGroupVersion(target)
 	if err != nil {
 		return "", fmt.Errorf("codec %q does not tell what it encodes to: %w", codec.Identifier(), err)
 	}
