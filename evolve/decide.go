@@ -26,6 +26,9 @@ func Decide(o Observation) []Action {
 	if o.State == nil && len(o.StorageVersion.History.Last) == 0 {
 		return nil // created, and about to be reported on
 	}
+	if o.NotServed() && o.Existence == Missing {
+		return decideNotServed(o)
+	}
 	if o.State != nil && o.State.Of.UID == o.StorageVersion.UID && o.State.Of.Epoch > o.StorageVersion.History.Epoch {
 		// The epoch never goes back for one uid: this is not the StorageVersion's newest.
 		return []Action{Wait{For: staleWait, Why: fmt.Sprintf("the StorageVersion is at epoch %d, older than the state's", o.StorageVersion.History.Epoch)}}

@@ -240,7 +240,7 @@ type Observation struct {
 	Migrations []Migration
 	// CRD is nil where there is none: then the resource is no custom resource (any more).
 	CRD *CRD
-	// Existence needs to be looked up only without a StorageVersion.
+	// Existence needs to be looked up only without a StorageVersion, or where NotServed.
 	Existence Existence
 	// Census is nil where the stored values were not counted.
 	Census *Census

@@ -120,7 +120,7 @@ func (c *Controller) lookAtCRD(ctx context.Context, l *look) error {
 }
 
 // lookCloser reads the facts that matter only to migrations that could begin, or that no server can do: which servers
-// are still starting, and whether the resource exists.
+// are still starting, and whether the resource exists where no report says that it is served.
 func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 	leases, err := c.leases(ctx)
 	if err != nil {
@@ -140,7 +140,7 @@ func (c *Controller) lookCloser(ctx context.Context, l *look) error {
 			Lease:  time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second,
 		})
 	}
-	if l.StorageVersion != nil {
+	if l.StorageVersion != nil && !l.NotServed() {
 		return nil
 	}
 	switch _, err := c.cfg.Kinds.Kind(ctx, l.Resource); {

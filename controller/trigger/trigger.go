@@ -193,7 +193,7 @@ func (c *Controller) step(ctx context.Context, gr schema.GroupResource, looked e
 		}
 	}
 	actions := evolve.Decide(l.Observation)
-	if evolve.Starts(actions) || len(l.Migrations) > 0 && l.StorageVersion == nil {
+	if evolve.Starts(actions) || len(l.Migrations) > 0 && l.StorageVersion == nil || l.NotServed() {
 		// Only now it matters which servers are still starting and whether the resource exists.
 		if err := c.lookCloser(ctx, l); err != nil {
 			return result, fmt.Errorf("look at %s: %w", gr, err)

@@ -104,6 +104,31 @@ func TestVersionNotServed(t *testing.T) {
 	}
 }
 
+// TestNotServed: a migration of a resource that servers store, and serve only as a subresource of another one, fails
+// with that reason. Nothing is tried again and again for a kind that discovery does not know. When a server serves it,
+// it is migrated as any other.
+func TestNotServed(t *testing.T) {
+	w, c := newWorld(t, kinds{})
+	w.reportAs(false, v1)
+	w.user("mine", "v1")
+	w.step(c)
+	w.step(c)
+	got := w.migrations()[0]
+	failed := migrationv1alpha1.True(&got, migrationv1alpha1.MigrationFailed)
+	if failed == nil || failed.Reason != migrationv1alpha1.ReasonResourceNotFound || !strings.Contains(failed.Message, "no resource of its own") {
+		t.Errorf("conditions %+v", got.Status.Conditions)
+	}
+	if w.state() != nil {
+		t.Errorf("the state %+v", w.state())
+	}
+	c.cfg.Kinds = served
+	w.report(v1)
+	w.settle(c)
+	if made := len(w.migrations()); made != 2 || w.state() == nil {
+		t.Errorf("when it is served there are %d migrations, and the state %+v", made, w.state())
+	}
+}
+
 // TestPausedStaysPaused: when the StorageState of a resource is deleted, its objects are migrated anew, but not
 // while the migration is paused by a user.
 func TestPausedStaysPaused(t *testing.T) {

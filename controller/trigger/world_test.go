@@ -72,8 +72,14 @@ func (w *world) must(err error) {
 	}
 }
 
-// report writes the StorageVersion as if one server reported each encoding.
+// report writes the StorageVersion as if one server reported each encoding, and served it.
 func (w *world) report(encodings ...agree.Encoding) {
+	w.t.Helper()
+	w.reportAs(true, encodings...)
+}
+
+// reportAs writes the StorageVersion as if one server reported each encoding.
+func (w *world) reportAs(served bool, encodings ...agree.Encoding) {
 	w.t.Helper()
 	w.Quietly(func() {
 		sv := &apiserverinternalv1alpha1.StorageVersion{}
@@ -84,7 +90,11 @@ func (w *world) report(encodings ...agree.Encoding) {
 		var reports []agree.Report
 		for i, e := range encodings {
 			gv := string(e)
-			reports = append(reports, agree.Report{Server: agree.ServerID(fmt.Sprint("apiserver-", i)), Encoding: e, Decodable: []string{gv}, Served: []string{gv}})
+			r := agree.Report{Server: agree.ServerID(fmt.Sprint("apiserver-", i)), Encoding: e, Decodable: []string{gv}}
+			if served {
+				r.Served = r.Decodable
+			}
+			reports = append(reports, r)
 		}
 		history, err := storageversion.History(sv)
 		w.must(err)
