@@ -135,6 +135,12 @@ func (r *resource) unreported() bool {
 	return r.version == nil && (r.state == nil || r.gone())
 }
 
+// unreached reports whether an aggregated API server stores the resource and serves it as none of its own, but for
+// example as a subresource of another one: migrations, which go through the API, do not reach its objects.
+func (r *resource) unreached() bool {
+	return r.state == nil && len(r.reports) > 0 && storageversion.IsAggregated(r.version) && len(evolve.ServedVersions(r.GroupResource, r.reports)) == 0
+}
+
 // unseen reports whether the resource has a CustomResourceDefinition about whose storage nothing is known yet.
 func (r *resource) unseen() bool {
 	return r.crd != nil && r.state == nil && len(r.reports) == 0

@@ -29,7 +29,7 @@ const (
 // StorageState, or a migration. The Kind is empty if they have, or need not yet.
 func (x *index) unwritten(r *resource) Problem {
 	since := r.agreedSince()
-	if since.IsZero() || x.Now.Sub(since) < followedWithin || len(x.Unread) > 0 || !slices.ContainsFunc(x.servers, servers.Server.Controls) {
+	if since.IsZero() || x.Now.Sub(since) < followedWithin || r.unreached() || len(x.Unread) > 0 || !slices.ContainsFunc(x.servers, servers.Server.Controls) {
 		return Problem{}
 	}
 	why := "the controllers do not run, or what they write is refused"

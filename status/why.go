@@ -166,6 +166,8 @@ func (r *resource) summarize(a *Answer, target agree.Encoding, silent []string, 
 	a.Blocked = target == "" || len(others) > 0 || unread > 0 || len(r.stale()) > 0 || damaged && !counted || len(silent) > 0 || unseen
 	name := string(target)
 	switch {
+	case r.unreached():
+		a.Blocked, a.Summary = true, "its API server stores it, and serves it as no resource of its own: migrations do not reach its objects, each of which stays in the version in which it was last written"
 	case target == "" && r.settling() != "":
 		a.Summary = "nothing is migrated yet"
 	case target == "" && r.unreported():
@@ -323,6 +325,8 @@ func (r *resource) next(a *Answer) string {
 	case r.unserved && a.Blocked:
 		return "it is migrated, where that is needed, when a server serves it again"
 	case r.unserved:
+		return ""
+	case r.unreached():
 		return ""
 	case a.Target == "" && r.unreported():
 		return "it can be migrated when servers serve it: --runtime-config may switch off a built-in one, and kubectl get apiservices says which aggregated API server does not answer"
