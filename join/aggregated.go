@@ -2,6 +2,7 @@ package join
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"strconv"
@@ -34,6 +35,9 @@ func (c Config) Aggregated(server *genericapiserver.RecommendedConfig, etcd *gen
 // Join is New, Storage and Handlers for an aggregated API server with this configuration, which
 // is alone in its delegation chain. Start follows when all that it stores is installed.
 func (c Config) Join(ctx context.Context, server *genericapiserver.RecommendedConfig, etcd *genericoptions.EtcdOptions, schemes ...*runtime.Scheme) (*Join, error) {
+	if _, joined := server.RESTOptionsGetter.(fenced); joined {
+		return nil, errors.New("join: Join was called twice with one configuration")
+	}
 	j, err := New(ctx, c.Aggregated(server, etcd, schemes...))
 	if err != nil {
 		return nil, err

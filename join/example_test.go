@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
+	basecompatibility "k8s.io/component-base/compatibility"
 
 	"github.com/concord-dev/concord/join"
 )
@@ -27,6 +28,7 @@ func (s *server) addFlags(flags *pflag.FlagSet) {
 
 func (s *server) run(ctx context.Context) error {
 	config := genericapiserver.NewRecommendedConfig(serializer.NewCodecFactory(s.scheme))
+	config.EffectiveVersion = basecompatibility.NewEffectiveVersionFromString("1.0", "", "") // the server's own release
 	if err := s.options.ApplyTo(config); err != nil {
 		return err
 	}

@@ -1,7 +1,7 @@
 // Package join makes an API server that is built on k8s.io/apiserver a member of a Concord
 // cluster: it reports in which version it stores every resource, lets no write in before that
 // is known, fences every write, migrates stored objects and leaves in good order (DESIGN
-// section 3). It needs Kubernetes' staging modules alone.
+// section 3). It compiles nothing of k8s.io/kubernetes.
 //
 // A server joins by a few calls between its configuration and its start:
 //
@@ -141,7 +141,7 @@ func (c Config) Validate() error {
 	c = c.withDefaults()
 	switch {
 	case c.Loopback == nil && c.Host == nil:
-		return errors.New("join: Config.Loopback is missing, and Config.Host, which an aggregated server needs in its place")
+		return errors.New("join: Config.Loopback is missing, and Config.Host, which an aggregated server needs in its place: outside of a cluster give it --kubeconfig")
 	case c.Silent && c.Host != nil:
 		return errors.New("join: Config.Silent is not for an aggregated server, which reports nothing if it does not join")
 	case c.Address == "":
@@ -153,7 +153,7 @@ func (c Config) Validate() error {
 	case len(c.Schemes) == 0:
 		return errors.New("join: Config.Schemes is empty")
 	case c.Binary == nil || c.Emulation == nil || c.MinCompatibility == nil:
-		return errors.New("join: Config.Binary, Emulation or MinCompatibility is missing")
+		return errors.New("join: Config.Binary, Emulation or MinCompatibility is missing: an aggregated server sets EffectiveVersion of its configuration before Join")
 	}
 	if _, err := genericoptions.ParseWatchCacheSizes(c.WatchCacheSizes); err != nil {
 		return fmt.Errorf("--watch-cache-sizes: %w", err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -31,6 +32,8 @@ type reporting struct {
 	// collect is nil in a server that reports nothing.
 	collect *collect.Collector
 	drain   *filters.Drain
+	// builtins are the resources that Start has reported.
+	builtins []member.Resource
 }
 
 func (j *Join) newReporting() error {
@@ -111,11 +114,38 @@ func eraseStorageVersions(etcd *clientv3.Client, prefix string) func(context.Con
 // reports returns the server's reports of its built-in resources: for each the group/version that its store writes,
 // the versions that the schemes can read, and the versions that are served.
 func (j *Join) reports(server *genericapiserver.GenericAPIServer) ([]member.Resource, error) {
-	return j.reportsOf(servedAt(server.ListedPaths(), j.storing.switchedOn))
+	reports, err := j.reportsOf(servedAt(server.ListedPaths(), servedResources(server), j.storing.switchedOn))
+	for _, r := range reports {
+		if j.hosting != nil && len(r.Served) == 0 {
+			klog.Background().Info("Stored, and not served as a resource of its own: clients, and so migrations, do not reach its objects", "resource", r.GroupResource.String())
+		}
+	}
+	return reports, err
 }
 
-// servedAt says of a version of a resource whether a server with these paths serves it.
-func servedAt(listed []string, on func(schema.GroupVersionResource) bool) func(schema.GroupVersionResource) bool {
+// servedResources are the resources that a server and those that it delegates to serve, by the path of their group and
+// version. Subresources alone do not make one.
+func servedResources(server *genericapiserver.GenericAPIServer) map[string]sets.Set[string] {
+	served := map[string]sets.Set[string]{}
+	for server != nil {
+		for _, service := range server.Handler.GoRestfulContainer.RegisteredWebServices() {
+			root := service.RootPath()
+			for _, route := range service.Routes() {
+				path := strings.TrimPrefix(strings.TrimPrefix(route.Path, root), "/namespaces/{namespace}")
+				resource, of, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
+				if of == "" || of == "{name}" {
+					served[root] = served[root].Union(sets.New(resource))
+				}
+			}
+		}
+		server, _ = server.NextDelegate().(*genericapiserver.GenericAPIServer)
+	}
+	return served
+}
+
+// servedAt says of a version of a resource whether a server with these paths, and these resources at some of them,
+// serves it.
+func servedAt(listed []string, at map[string]sets.Set[string], on func(schema.GroupVersionResource) bool) func(schema.GroupVersionResource) bool {
 	paths := sets.New(listed...)
 	return func(gvr schema.GroupVersionResource) bool {
 		if gvr.Group == storageversion.Resource.Group {
@@ -125,7 +155,8 @@ func servedAt(listed []string, on func(schema.GroupVersionResource) bool) func(s
 		if gvr.Group == "" {
 			path = "/api/" + gvr.Version
 		}
-		return paths.Has(path) && on(gvr)
+		resources, known := at[path]
+		return paths.Has(path) && (!known || resources.Has(gvr.Resource)) && on(gvr)
 	}
 }
 
@@ -145,6 +176,21 @@ func (j *Join) reportsOf(served func(schema.GroupVersionResource) bool) ([]membe
 	return resources, nil
 }
 
+// allReported returns an error if something is stored that Start did not find: no report will come, and so no write be
+// allowed.
+func (j *Join) allReported() error {
+	if j.storing.fence == nil {
+		return nil
+	}
+	for _, store := range j.storing.fence.Builtins() {
+		reported := slices.ContainsFunc(j.reporting.builtins, func(r member.Resource) bool { return r.GroupResource == store.GroupResource })
+		if !reported && (j.hosting == nil || !isLocal(store.GroupResource.Group)) {
+			return fmt.Errorf("join: %s was installed after Start, so that it is not reported and cannot be written: install all API groups before Start", store.GroupResource)
+		}
+	}
+	return nil
+}
+
 // switchedOn says whether --runtime-config and the release leave a version on.
 func (s *storing) switchedOn(gvr schema.GroupVersionResource) bool {
 	return len(s.enabled) == 0 || slices.ContainsFunc(s.enabled, func(e resourceEnabled) bool { return e.ResourceEnabled(gvr) })
@@ -158,7 +204,9 @@ func resourceOf(store fence.Store, schemes []*runtime.Scheme, served func(schema
 		if err != nil {
 			continue
 		}
-		for _, gv := range scheme.VersionsForGroupKind(kinds[0].GroupKind()) {
+		// One type may be registered in several groups.
+		of := max(0, slices.IndexFunc(kinds, func(k schema.GroupVersionKind) bool { return k.Group == store.Encoding.Group() }))
+		for _, gv := range scheme.VersionsForGroupKind(kinds[of].GroupKind()) {
 			if gv.Version == runtime.APIVersionInternal {
 				continue
 			}

@@ -100,6 +100,10 @@ func TestResourceOf(t *testing.T) {
 	t.Parallel()
 	const v1, v1beta1 = "coordination.k8s.io/v1", "coordination.k8s.io/v1beta1"
 	two, others := twoVersions(t), runtime.NewScheme()
+	shared := runtime.NewScheme() // the type is also one of a group whose name sorts, and is registered, before
+	for _, gv := range []schema.GroupVersion{{Group: "a.example.com", Version: "v2"}, coordinationv1.SchemeGroupVersion} {
+		shared.AddKnownTypes(gv, &coordinationv1.Lease{})
+	}
 	for _, test := range []struct {
 		name              string
 		encoding          agree.Encoding
@@ -114,6 +118,7 @@ func TestResourceOf(t *testing.T) {
 		{name: "nothing is served", encoding: v1, schemes: []*runtime.Scheme{two}, decodable: []string{v1, v1beta1}},
 		{name: "the scheme is the second", encoding: v1, schemes: []*runtime.Scheme{others, two}, serves: []string{v1}, decodable: []string{v1, v1beta1}, served: []string{v1}},
 		{name: "the first scheme that knows the kind decides", encoding: v1, schemes: []*runtime.Scheme{registry.LeaseScheme, two}, serves: []string{v1, v1beta1}, decodable: []string{v1}, served: []string{v1}},
+		{name: "a type of two groups", encoding: v1, schemes: []*runtime.Scheme{shared}, serves: []string{v1}, decodable: []string{v1}, served: []string{v1}},
 		{name: "no scheme", encoding: v1, err: "knows the kind that leases.coordination.k8s.io stores as " + v1},
 		{name: "a kind that no scheme knows", encoding: "v1", object: &corev1.Pod{}, schemes: []*runtime.Scheme{two}, err: "no scheme of Config.Schemes"},
 		{name: "the stored version is unknown", encoding: v1beta1, schemes: []*runtime.Scheme{registry.LeaseScheme}, err: "stores as " + v1beta1},
@@ -183,14 +188,17 @@ func TestServedAt(t *testing.T) {
 	t.Parallel()
 	cronJobs := schema.GroupVersionResource{Group: "batch", Version: "v1", Resource: "cronjobs"}
 	off := sets.New(cronJobs)
-	served := servedAt([]string{"/api", "/api/v1", "/apis/batch", "/apis/batch/v1"}, func(gvr schema.GroupVersionResource) bool { return !off.Has(gvr) })
+	at := map[string]sets.Set[string]{"/apis/example.com/v1": sets.New("boxes")}
+	served := servedAt([]string{"/api", "/api/v1", "/apis/batch", "/apis/batch/v1", "/apis/example.com/v1"}, at, func(gvr schema.GroupVersionResource) bool { return !off.Has(gvr) })
 	for gvr, want := range map[schema.GroupVersionResource]bool{
 		{Version: "v1", Resource: "secrets"}:                   true,
 		{Version: "v2", Resource: "secrets"}:                   false,
 		{Group: "batch", Version: "v1", Resource: "jobs"}:      true,
 		{Group: "batch", Version: "v1beta1", Resource: "jobs"}: false,
 		cronJobs: false,
-		storageversion.Resource.WithVersion("v1alpha1"):                    true, // the path is installed later
+		{Group: "example.com", Version: "v1", Resource: "boxes"}:           true,
+		{Group: "example.com", Version: "v1", Resource: "depots"}:          false, // only as a subresource of another one
+		storageversion.Resource.WithVersion("v1alpha1"):                    true,  // the path is installed later
 		{Group: "example.com", Version: "v1", Resource: "storageversions"}: false,
 	} {
 		if got := served(gvr); got != want {
@@ -233,7 +241,7 @@ type upstream struct {
 
 // GetRESTOptions implements generic.RESTOptionsGetter.
 func (u upstream) GetRESTOptions(resource schema.GroupResource, _ runtime.Object) (generic.RESTOptions, error) {
-	return generic.RESTOptions{StorageConfig: u.config.ForResource(resource), Decorator: u.decorator}, u.err
+	return generic.RESTOptions{StorageConfig: u.config.ForResource(resource), Decorator: u.decorator, ResourcePrefix: resource.Resource}, u.err
 }
 
 // called returns a decorator that makes no store, and notes its name when it is called.

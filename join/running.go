@@ -3,6 +3,7 @@ package join
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"sync"
 	"time"
@@ -40,6 +41,12 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 	if j.hosting != nil && j.crds.stores {
 		return errors.New("join: an aggregated server cannot store custom resources: Config.Host is set, and CustomResources was called")
 	}
+	if j.started.Load() {
+		return errors.New("join: Start was called twice")
+	}
+	if err := j.storing.intact(); err != nil {
+		return err
+	}
 	j.inProcess.Serve(server.Handler)
 	j.running.started = server.MuxAndDiscoveryCompleteSignals()
 	hook, check := "concord-"+silentCheck, silentCheck
@@ -49,6 +56,14 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 			return err
 		}
 	}
+	if err := j.attach(server, hook, check); err != nil {
+		return fmt.Errorf("join: Start comes before PrepareRun: %w", err)
+	}
+	return nil
+}
+
+// attach adds the server's hooks and checks, of which these are the names of two. After PrepareRun none can be added.
+func (j *Join) attach(server *genericapiserver.GenericAPIServer, hook, check string) error {
 	if j.config.Keyring != nil {
 		j.checkKeys()
 		if err := server.AddPostStartHook("concord-encryption", j.followKeys); err != nil {
@@ -122,9 +137,13 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 	if err != nil {
 		return err
 	}
+	if j.hosting != nil && len(reports) == 0 {
+		return errors.New("join: nothing is stored through the RESTOptionsGetter that Join has set: install all API groups before Start, and build their storage with it")
+	}
 	if err := j.reporting.member.SetBuiltins(reports); err != nil {
 		return err
 	}
+	j.reporting.builtins = reports
 	if j.hosting != nil {
 		j.hosting.Reports = reports
 	}
@@ -177,6 +196,9 @@ func newRunning(j *Join) *running {
 // start is the post-start hook that passes when every built-in resource is reported, or,
 // of a server that reports nothing, when everybody can know that.
 func (r *running) start(hook genericapiserver.PostStartHookContext) error {
+	if err := r.j.allReported(); err != nil {
+		return err
+	}
 	if r.begin() {
 		return nil
 	}

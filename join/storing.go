@@ -36,6 +36,8 @@ type storing struct {
 	cached, uncached generic.StorageDecorator
 	config           Config
 	sizes            map[schema.GroupResource]int
+	// configs are those that Storage was called with, of servers that store something.
+	configs []*genericapiserver.Config
 	// enabled say which versions are switched on, one for each server of the chain.
 	enabled []resourceEnabled
 }
@@ -84,7 +86,9 @@ func (j *Join) newStoring() error {
 // Storage has all that a server with this configuration stores go through the fence. It is
 // called for each server of the delegation chain, after its RESTOptionsGetter was set.
 func (j *Join) Storage(c *genericapiserver.Config) {
-	c.RESTOptionsGetter = j.storing.wrap(c.RESTOptionsGetter)
+	if c.RESTOptionsGetter = j.storing.wrap(c.RESTOptionsGetter); c.RESTOptionsGetter != nil {
+		j.storing.configs = append(j.storing.configs, c)
+	}
 	c.AdmissionControl = admit.Around(c.AdmissionControl, j.config.RBAC)
 	if c.MergedResourceConfig != nil {
 		j.storing.enabled = append(j.storing.enabled, c.MergedResourceConfig)
@@ -104,6 +108,17 @@ func (s *storing) wrap(getter generic.RESTOptionsGetter) generic.RESTOptionsGett
 		return nil
 	}
 	return fenced{RESTOptionsGetter: getter, storing: s}
+}
+
+// intact returns an error if a configuration has got another RESTOptionsGetter since Storage: its stores would write
+// without a fence, and would not be reported.
+func (s *storing) intact() error {
+	for _, c := range s.configs {
+		if f, ok := c.RESTOptionsGetter.(fenced); !ok || f.storing != s {
+			return fmt.Errorf("join: RESTOptionsGetter was set to a %T after Join or Storage, so that writes would have no fence: set it before", c.RESTOptionsGetter)
+		}
+	}
+	return nil
 }
 
 // fenced is a RESTOptionsGetter whose stores are fenced.
