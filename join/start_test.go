@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -142,7 +143,9 @@ func TestOutOfOrder(t *testing.T) {
 			install(a)
 			must(a.t, a.j.Start(a.server))
 			a.store(others)
-			return a.j.running.start(genericapiserver.PostStartHookContext{Context: a.t.Context()})
+			ctx, cancel := context.WithTimeout(a.t.Context(), 10*time.Second)
+			defer cancel()
+			return a.j.running.start(genericapiserver.PostStartHookContext{Context: ctx})
 		}, "others.example.com was installed after Start"},
 		{"Start twice", func(a *author) error {
 			install(a)
