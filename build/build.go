@@ -42,8 +42,11 @@ func read(info *debug.BuildInfo) Info {
 	}
 	own := info.Main
 	for _, dep := range info.Deps {
-		if dep.Path == module { // in a program of others, whose commit is another one
+		if dep.Path == module { // noted is the commit of the program, which is not Concord's
 			own, noted = *dep, nil
+			if dep.Replace != nil {
+				own = *dep.Replace
+			}
 		}
 	}
 	return Info{
@@ -80,7 +83,7 @@ var (
 )
 
 // ID names the build in a few characters: the version that was tagged, as "0.3.0", or else the commit, as "d60bc721213d";
-// with ".dirty" if the source was another one. It can be the build metadata of a semantic version, and is empty if
+// with ".dirty" if the source had uncommitted changes. It can be the build metadata of a semantic version, and is empty if
 // neither is known.
 func (b Info) ID() string {
 	tagged, _, _ := strings.Cut(b.Version, "+dirty")

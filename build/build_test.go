@@ -53,4 +53,12 @@ func TestLibrary(t *testing.T) {
 	if got := read(theirs); got.Version != "v0.3.0" || got.Commit != "" {
 		t.Errorf("%+v", got)
 	}
+	theirs.Deps[1].Replace = &debug.Module{Path: "example.com/fork", Version: "v0.3.1"}
+	if got := read(theirs).ID(); got != "0.3.1" {
+		t.Errorf("replaced by a fork: %q", got)
+	}
+	theirs.Deps[1].Replace = &debug.Module{Path: "../concord"}
+	if got := read(theirs).ID(); got != "" {
+		t.Errorf("replaced by a folder: %q", got)
+	}
 }

@@ -10,7 +10,7 @@ func (o Observation) NotServed() bool {
 }
 
 // decideNotServed ends migrations of a resource whose objects nobody can reach through the API. It gets no
-// StorageState: discovery does not know its kind, which the hashes in it are made of.
+// StorageState: the hashes in that are made of group, version and kind, and the kind is known from discovery alone.
 func decideNotServed(o Observation) []Action {
 	actions := deleteMade(o, "no server serves the resource")
 	for _, m := range o.Migrations {

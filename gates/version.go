@@ -3,6 +3,7 @@ package gates
 import (
 	"cmp"
 	"runtime/debug"
+	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
@@ -64,11 +65,16 @@ func builtFrom(unknown string) string {
 	return unknown
 }
 
+// publishing is held while metrics are published, for programs that start several servers.
+var publishing sync.Mutex
+
 // Announce says which build this is, in the log and as the metric kubernetes_build_info, and publishes as metrics which
 // features are on and which versions are emulated.
 func Announce(registry basecompatibility.ComponentGlobalsRegistry) {
 	info := Reported(registry.EffectiveVersionFor(Kube), registry).Info()
 	klog.InfoS("Starting", "version", info.GitVersion, "build", build.This().String())
+	publishing.Lock()
+	defer publishing.Unlock()
 	publish(info)
 	registry.AddMetrics()
 	for _, component := range Components {
@@ -79,7 +85,7 @@ func Announce(registry basecompatibility.ComponentGlobalsRegistry) {
 }
 
 // publish sets the metric kubernetes_build_info anew: component-base does so before main, by link flags that this binary
-// does not have. The help and the labels have to be the same.
+// does not have. Help and labels are those of component-base: no other ones are accepted for a name once used.
 func publish(info *apimachineryversion.Info) {
 	metric := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "kubernetes_build_info",

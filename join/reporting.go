@@ -176,8 +176,8 @@ func (j *Join) reportsOf(served func(schema.GroupVersionResource) bool) ([]membe
 	return resources, nil
 }
 
-// allReported returns an error if something is stored that Start did not find: no report will come, and so no write be
-// allowed.
+// allReported returns an error if a store was built after Start: its resource is not reported, so that no write of it
+// will be allowed.
 func (j *Join) allReported() error {
 	if j.storing.fence == nil {
 		return nil
@@ -204,7 +204,7 @@ func resourceOf(store fence.Store, schemes []*runtime.Scheme, served func(schema
 		if err != nil {
 			continue
 		}
-		// One type may be registered in several groups.
+		// A Go type may be registered in several groups: the kind is that of the group that the store writes.
 		of := max(0, slices.IndexFunc(kinds, func(k schema.GroupVersionKind) bool { return k.Group == store.Encoding.Group() }))
 		for _, gv := range scheme.VersionsForGroupKind(kinds[of].GroupKind()) {
 			if gv.Version == runtime.APIVersionInternal {

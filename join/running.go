@@ -57,12 +57,13 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 		}
 	}
 	if err := j.attach(server, hook, check); err != nil {
-		return fmt.Errorf("join: Start comes before PrepareRun: %w", err)
+		return fmt.Errorf("join: Start, which comes before PrepareRun: %w", err)
 	}
 	return nil
 }
 
-// attach adds the server's hooks and checks, of which these are the names of two. After PrepareRun none can be added.
+// attach adds the server's hooks and checks. hook and check are the names of the post-start hook and the readiness check.
+// After PrepareRun no check can be added.
 func (j *Join) attach(server *genericapiserver.GenericAPIServer, hook, check string) error {
 	if j.config.Keyring != nil {
 		j.checkKeys()
@@ -138,7 +139,7 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 		return err
 	}
 	if j.hosting != nil && len(reports) == 0 {
-		return errors.New("join: nothing is stored through the RESTOptionsGetter that Join has set: install all API groups before Start, and build their storage with it")
+		return errors.New("join: nothing is stored through the RESTOptionsGetter that Join has set: install all API groups before Start, and build their storage with it; a server that stores nothing needs no join")
 	}
 	if err := j.reporting.member.SetBuiltins(reports); err != nil {
 		return err

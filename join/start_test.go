@@ -156,7 +156,7 @@ func TestOutOfOrder(t *testing.T) {
 			install(a)
 			a.server.PrepareRun()
 			return a.j.Start(a.server)
-		}, "Start comes before PrepareRun"},
+		}, "Start, which comes before PrepareRun"},
 		{"Join twice", func(a *author) error {
 			_, err := Config{}.Join(a.t.Context(), a.config, a.etcd, a.scheme)
 			return err

@@ -36,7 +36,7 @@ type storing struct {
 	cached, uncached generic.StorageDecorator
 	config           Config
 	sizes            map[schema.GroupResource]int
-	// configs are those that Storage was called with, of servers that store something.
+	// configs were given to Storage. Start checks that they still have our RESTOptionsGetter.
 	configs []*genericapiserver.Config
 	// enabled say which versions are switched on, one for each server of the chain.
 	enabled []resourceEnabled
@@ -86,9 +86,8 @@ func (j *Join) newStoring() error {
 // Storage has all that a server with this configuration stores go through the fence. It is
 // called for each server of the delegation chain, after its RESTOptionsGetter was set.
 func (j *Join) Storage(c *genericapiserver.Config) {
-	if c.RESTOptionsGetter = j.storing.wrap(c.RESTOptionsGetter); c.RESTOptionsGetter != nil {
-		j.storing.configs = append(j.storing.configs, c)
-	}
+	c.RESTOptionsGetter = j.storing.wrap(c.RESTOptionsGetter)
+	j.storing.configs = append(j.storing.configs, c)
 	c.AdmissionControl = admit.Around(c.AdmissionControl, j.config.RBAC)
 	if c.MergedResourceConfig != nil {
 		j.storing.enabled = append(j.storing.enabled, c.MergedResourceConfig)
@@ -110,12 +109,12 @@ func (s *storing) wrap(getter generic.RESTOptionsGetter) generic.RESTOptionsGett
 	return fenced{RESTOptionsGetter: getter, storing: s}
 }
 
-// intact returns an error if a configuration has got another RESTOptionsGetter since Storage: its stores would write
-// without a fence, and would not be reported.
+// intact returns an error if a configuration has got another RESTOptionsGetter since Storage: its stores may write
+// without a fence, and not be reported.
 func (s *storing) intact() error {
 	for _, c := range s.configs {
-		if f, ok := c.RESTOptionsGetter.(fenced); !ok || f.storing != s {
-			return fmt.Errorf("join: RESTOptionsGetter was set to a %T after Join or Storage, so that writes would have no fence: set it before", c.RESTOptionsGetter)
+		if f, ok := c.RESTOptionsGetter.(fenced); c.RESTOptionsGetter != nil && (!ok || f.storing != s) {
+			return fmt.Errorf("join: RESTOptionsGetter was set to a %T after Join or Storage, so that writes may have no fence: set or wrap it before", c.RESTOptionsGetter)
 		}
 	}
 	return nil

@@ -10,17 +10,18 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// RevisionAnnotation, on a definition of the project's own, counts its specs. It is greater by one with each change of the
-// spec, however small, so that builds with another spec know which is newer.
+// RevisionAnnotation, on a definition of the project's own, is the revision of its spec. Who changes the spec, however
+// little, increases it by one, so that of two builds each knows which has the newer spec.
 const RevisionAnnotation = "concord.dev/definition-revision"
 
 // Install installs definitions and brings older ones up to date. It leaves those of newer builds as they are.
 func Install(ctx context.Context, c client.Client, crds []*apiextensionsv1.CustomResourceDefinition) error {
 	for _, want := range crds {
-		if err := ensure(ctx, c, want); err != nil {
+		if err := retry.RetryOnConflict(retry.DefaultRetry, func() error { return ensure(ctx, c, want) }); err != nil {
 			return fmt.Errorf("CustomResourceDefinition %s: %w", want.Name, err)
 		}
 	}
@@ -40,17 +41,15 @@ func ensure(ctx context.Context, c client.Client, want *apiextensionsv1.CustomRe
 	if err != nil {
 		return err
 	}
-	// Defaulted fields are not compared.
+	stored := want.DeepCopy() // with the API server's defaults
+	apiextensionsv1.SetObjectDefaults_CustomResourceDefinition(stored)
 	newer := revision(&have) > revision(want)
-	if newer || revision(&have) == revision(want) && equality.Semantic.DeepDerivative(want.Spec, have.Spec) {
+	if newer || revision(&have) == revision(want) && equality.Semantic.DeepEqual(stored.Spec, have.Spec) {
 		return nil
 	}
 	have.Spec = want.Spec
 	metav1.SetMetaDataAnnotation(&have.ObjectMeta, RevisionAnnotation, want.Annotations[RevisionAnnotation])
-	if err := c.Update(ctx, &have); err != nil && !apierrors.IsConflict(err) {
-		return err
-	}
-	return nil
+	return c.Update(ctx, &have)
 }
 
 // revision is 0 for a definition of a build that wrote none.

@@ -56,6 +56,7 @@ func TestNeverBack(t *testing.T) {
 		"one without a revision":               {gadgets("", "a"), false},
 		"ours, but for the annotation":         {gadgets("", "a", "b"), false},
 		"ours, overwritten by an older server": {gadgets("2", "a"), false},
+		"ours, overwritten by a laxer one":     {gadgets("2", "a", "b", "c"), false},
 		"one with a revision of no number":     {gadgets("new", "a"), false},
 	} {
 		objects := fake.NewClientBuilder().WithScheme(scheme)
@@ -81,7 +82,7 @@ func TestNeverBack(t *testing.T) {
 }
 
 // TestRevisions: the revision of a definition was increased with each change of its spec. testdata/revisions.txt has a line
-// for each that there was; none is changed or taken out.
+// for each revision that ever was, and is only added to.
 func TestRevisions(t *testing.T) {
 	const file = "testdata/revisions.txt"
 	text, err := os.ReadFile(file)
