@@ -106,8 +106,14 @@ func Of(o Observed) Cluster {
 	problems = append(problems, x.ofCluster()...)
 	c.Problems = append(c.Problems, gathered(append(problems, o.leftAlone()...))...)
 	order := []string{Running, Proving, Retrying, Pending, IsWaits, IsPaused}
-	slices.SortStableFunc(c.Moving, func(a, b Moving) int {
-		return cmp.Or(cmp.Compare(slices.Index(order, a.State), slices.Index(order, b.State)), cmp.Compare(min(1, len(b.left)), min(1, len(a.left)))) // begun ones first
+	begun := func(m Moving) int {
+		if m.LeftBy != "" {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(c.Moving, func(a, b Moving) int { // of pending ones those first that were begun
+		return cmp.Or(cmp.Compare(slices.Index(order, a.State), slices.Index(order, b.State)), cmp.Compare(begun(a), begun(b)))
 	})
 	return c
 }

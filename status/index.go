@@ -23,8 +23,13 @@ type index struct {
 	Observed
 	servers []servers.Server
 	of      map[schema.GroupResource]*resource
-	// told is when each server that has claimed migrations wrote a condition of one last.
+	// told is when each server that has claimed migrations wrote last that one of them runs.
 	told map[string]time.Time
+	// claimed are the migrations that have not ended and that a server has claimed which is not gone.
+	claimed []*migrationv1alpha1.StorageVersionMigration
+	// migrates says whether a migration is under way, of any resource: others wait for it. One whose server is gone is,
+	// until another one must have taken it over.
+	migrates bool
 	// stockAnswered says that a kube-apiserver without StorageVersions answered, in a cluster that has other servers,
 	// so that the servers' reports are not known.
 	stockAnswered bool
@@ -74,6 +79,14 @@ func indexed(o Observed) *index {
 		m := &o.Migrations[i]
 		r := x.get(migrationv1alpha1.Resource(m))
 		r.migrations = append(r.migrations, m)
+		if migrationv1alpha1.Final(m) || m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" {
+			continue
+		}
+		if !x.interrupted(m) {
+			x.claimed, x.migrates = append(x.claimed, m), true
+		} else if x.Now.Sub(toldAt(m)) <= stalledAfter {
+			x.migrates = true
+		}
 	}
 	asked := !slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.Silence != agree.Stock }) // a stock cluster
 	silent := !asked && slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.Silence != "" })

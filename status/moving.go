@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/concord-dev/concord/agree"
@@ -33,13 +34,13 @@ type Moving struct {
 	// Unrated says that its rate, whatever it was, tells nothing: etcd takes no writes for lack of space, the
 	// resource's definition is being deleted, or it was told long ago.
 	Unrated bool `json:"unrated,omitempty"`
-	// By is the server that migrates; empty if none does, also where one has begun that is gone.
+	// By is the server that migrates; empty while none does, for example because the one that began is gone.
 	By string `json:"by,omitempty"`
 	// Behind lists the resources whose migrations run now, if this one waits until one of them has finished.
 	Behind []string `json:"behind,omitempty"`
+	// LeftBy is the server that began it and is gone, while no other one has taken it over. Then it is Pending.
+	LeftBy string `json:"leftBy,omitempty"`
 
-	// left is the server that has begun it and is gone, if no other one has taken it over yet. Then it is Pending.
-	left string
 	// atATime is how many migrations are done at a time.
 	atATime int
 }
@@ -57,8 +58,8 @@ const (
 const (
 	// stalledAfter is how long a migration may write nothing: a running migration writes its condition every few seconds.
 	stalledAfter = 2 * time.Minute
-	// goneAfter is how long a process of concord controllers that is at work may write nothing: with those seconds, it
-	// waits as long as this between two tries.
+	// goneAfter is for processes of concord controllers, twice as long as one waits at most between two tries (15 s); at
+	// work it writes every few seconds.
 	goneAfter = 30 * time.Second
 )
 
@@ -97,20 +98,21 @@ func movingOf(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving 
 // moving returns the migration for display: its rate is 0 where it tells nothing.
 func (x *index) moving(r *resource, m *migrationv1alpha1.StorageVersionMigration) Moving {
 	moving := movingOf(r, m)
-	silent := moving.State == Running && x.Now.Sub(migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning).LastUpdateTime.Time) > stalledAfter
+	server, _ := x.server(agree.ServerID(moving.By))
+	silent := moving.State == Running && (server.State == servers.Dead || x.Now.Sub(toldAt(m)) > stalledAfter)
 	if x.interrupted(m) {
-		moving.State, moving.By, moving.left = Pending, "", moving.By
+		moving.State, moving.By, moving.LeftBy = Pending, "", moving.By
 	}
 	moving.Behind, moving.atATime = x.behind(r, m)
-	if silent || moving.left != "" || r.isDeleted() || slices.Contains(x.FailedChecks, "etcd-space") {
+	if silent || moving.LeftBy != "" || r.isDeleted() || slices.Contains(x.FailedChecks, "etcd-space") {
 		moving.ObjectsPerSecond, moving.LeftSeconds, moving.Unrated = 0, 0, true
 	}
 	return moving
 }
 
-// interrupted reports whether the server that has claimed a migration is gone, so that another one takes it over. As to
-// servers, the Leases tell. A process of concord controllers has no such Lease; of these one is elected, so that one that
-// tells nothing while another one does is gone.
+// interrupted reports whether the server that has claimed a migration is gone, so that another one takes it over. A
+// server is gone if it has no Lease. Processes of concord controllers have no such Lease. Only the elected one migrates:
+// if another process has written conditions for goneAfter and this one has not, this one has ended.
 func (x *index) interrupted(m *migrationv1alpha1.StorageVersionMigration) bool {
 	by := m.Annotations[migrationv1alpha1.ClaimedByAnnotation]
 	if by == "" || m.Spec.Paused || migrationv1alpha1.Final(m) || migrationv1alpha1.Waiting(m) != "" {
@@ -122,6 +124,9 @@ func (x *index) interrupted(m *migrationv1alpha1.StorageVersionMigration) bool {
 	if slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.Silence == "" && !s.Aggregated }) {
 		return true
 	}
+	if len(x.servers) == 0 && slices.ContainsFunc(x.StorageVersions, func(v apiserverinternalv1alpha1.StorageVersion) bool { return len(v.Status.StorageVersions) > 0 }) {
+		return false // servers report, and their Leases may not be listed
+	}
 	last := x.told[by]
 	for _, at := range x.told {
 		if !last.IsZero() && at.Sub(last) > goneAfter && x.Now.Sub(last) > goneAfter {
@@ -131,18 +136,26 @@ func (x *index) interrupted(m *migrationv1alpha1.StorageVersionMigration) bool {
 	return false
 }
 
-// toldLast is when each server that has claimed migrations wrote a condition of one last.
+// toldLast is when each server that has claimed migrations wrote last that one of them runs: other conditions are written
+// by others, too, whose clocks may differ.
 func toldLast(migrations []migrationv1alpha1.StorageVersionMigration) map[string]time.Time {
 	last := map[string]time.Time{}
 	for i := range migrations {
 		by := migrations[i].Annotations[migrationv1alpha1.ClaimedByAnnotation]
-		for _, c := range migrations[i].Status.Conditions {
-			if by != "" && c.LastUpdateTime.After(last[by]) {
-				last[by] = c.LastUpdateTime.Time
-			}
+		if c := migrationv1alpha1.True(&migrations[i], migrationv1alpha1.MigrationRunning); by != "" && c != nil && c.LastUpdateTime.After(last[by]) {
+			last[by] = c.LastUpdateTime.Time
 		}
 	}
 	return last
+}
+
+// toldAt is when the server at work on a migration wrote last that it runs, or when the migration was written last,
+// which is when a server claimed it that has written nothing since.
+func toldAt(m *migrationv1alpha1.StorageVersionMigration) time.Time {
+	if running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning); running != nil {
+		return running.LastUpdateTime.Time
+	}
+	return lastWritten(m)
 }
 
 // perServer is how many migrations a server does at a time, or concord controllers in place of all.
@@ -163,11 +176,7 @@ func (x *index) behind(r *resource, m *migrationv1alpha1.StorageVersionMigration
 	}
 	atATime = max(atATime, perServer) // of servers that do not report, concord controllers migrate
 	done := 0
-	for i := range x.Migrations {
-		other := &x.Migrations[i]
-		if migrationv1alpha1.Final(other) || other.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "" || x.interrupted(other) {
-			continue
-		}
+	for _, other := range x.claimed {
 		of := x.get(migrationv1alpha1.Resource(other))
 		if !slices.Contains([]string{Running, Proving}, movingOf(of, other).State) {
 			continue
@@ -187,8 +196,8 @@ func (x *index) behind(r *resource, m *migrationv1alpha1.StorageVersionMigration
 // turn says when a migration begins, or goes on, that waits for others.
 func (m Moving) turn() string {
 	begins := "it is migrated"
-	if m.left != "" {
-		begins = "its migration, which " + m.left + " began, goes on"
+	if m.LeftBy != "" {
+		begins = "its migration, which " + m.LeftBy + " began, goes on"
 	}
 	return fmt.Sprintf("%s when its turn comes: no more than %d migrations run at a time here, and those of %s do; where these are stuck, kubectl concord pause %s makes room",
 		begins, m.atATime, prose.Some(m.Behind), m.Behind[0])
@@ -225,8 +234,8 @@ func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVers
 		}
 	case m.State == Retrying:
 		return retried(r, running.Message)
-	case m.left != "":
-		return x.untaken(r, m, running)
+	case m.LeftBy != "":
+		return x.untaken(r, m, x.Now.Sub(toldAt(of)))
 	case running != nil && x.Now.Sub(running.LastUpdateTime.Time) > stalledAfter:
 		p.Kind = Stalled
 		p.Text = fmt.Sprintf("%s: its migration has told nothing for %s", m.Resource, duration.HumanDuration(x.Now.Sub(running.LastUpdateTime.Time)))
@@ -241,14 +250,14 @@ func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVers
 	return p
 }
 
-// untaken is the problem that no server takes over a migration that one has begun which is gone; the Kind is empty if one
-// may still, or if something else keeps them from it.
-func (x *index) untaken(r *resource, m Moving, running *migrationv1alpha1.MigrationCondition) Problem {
-	if running == nil || x.Now.Sub(running.LastUpdateTime.Time) <= stalledAfter || len(m.Behind) > 0 || m.To != string(r.common) || x.unattended().Kind != "" {
+// untaken is the problem that a migration's server is gone and no other one has taken the migration over for long; the
+// Kind is empty if that may still happen, or if something else prevents it.
+func (x *index) untaken(r *resource, m Moving, silence time.Duration) Problem {
+	if silence <= stalledAfter || len(m.Behind) > 0 || m.To != string(r.common) || x.unattended().Kind != "" {
 		return Problem{}
 	}
 	p := Problem{Kind: Stalled, Resources: []string{m.Resource}}
-	p.Text = fmt.Sprintf("%s: its migration was begun by %s, which is gone, and no other one has gone on with it for %s", m.Resource, m.left, duration.HumanDuration(x.Now.Sub(running.LastUpdateTime.Time)))
+	p.Text = fmt.Sprintf("%s: its migration was begun by %s, which is gone, and no other one has gone on with it for %s", m.Resource, m.LeftBy, duration.HumanDuration(silence))
 	p.Do = "the servers that serve could take it over: their logs say why none does"
 	if r.version == nil { // no server reports: concord controllers migrate
 		p.Do = "the elected process of concord controllers could take it over: its log says why it does not"

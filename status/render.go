@@ -226,8 +226,8 @@ func (m Moving) text(s Style) string {
 	if m.State == Proving {
 		title += " that none is stored in another way"
 	}
-	if m.left != "" {
-		title += " since " + m.left + " has stopped"
+	if m.LeftBy != "" {
+		title += " (" + m.LeftBy + ", which began it, is gone)"
 	}
 	if len(m.Behind) > 0 {
 		title += ", waits for its turn behind " + prose.Some(m.Behind)

@@ -45,7 +45,7 @@ func (x *index) unwritten(r *resource) Problem {
 			within, why = begunWithin, "the controllers do not run, what they write is refused, or --migration-settle is longer than that"
 		}
 		starting := slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.State == servers.Starting })
-		if !idle || starting || x.migrates() || x.Now.Sub(since) < within {
+		if !idle || starting || x.migrates || x.Now.Sub(since) < within {
 			return Problem{}
 		}
 	}
@@ -61,13 +61,6 @@ func (x *index) unwritten(r *resource) Problem {
 			return fmt.Sprintf("servers have agreed on %d resources, %s, and %s: %s", len(resources), prose.Some(resources), all, why)
 		},
 	}
-}
-
-// migrates says whether a migration is under way, of any resource: others wait for it.
-func (x *index) migrates() bool {
-	return slices.ContainsFunc(x.Migrations, func(m migrationv1alpha1.StorageVersionMigration) bool {
-		return !migrationv1alpha1.Final(&m) && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != "" && !x.interrupted(&m)
-	})
 }
 
 // agreedSince is since when servers agree; zero where they do not, or that is not known.
@@ -106,7 +99,7 @@ func (r *resource) unbegun() (idle bool, since time.Time) {
 		return !ended && !r.settled(), r.state.CreationTimestamp.Time
 	}
 	for _, m := range live {
-		if movingOf(r, m).State != Pending {
+		if moving := movingOf(r, m); moving.State != Pending || moving.By != "" {
 			return false, since
 		}
 		if at := lastWritten(m); at.After(since) {

@@ -318,8 +318,8 @@ func (r *resource) next(a *Answer) string {
 		return r.settling()
 	case len(a.Moving) > 0 && !slices.ContainsFunc(a.Moving, func(m Moving) bool { return len(m.Behind) == 0 }):
 		return a.Moving[0].turn()
-	case len(a.Moving) == 1 && a.Moving[0].left != "":
-		return "its migration, which " + a.Moving[0].left + " began, goes on within seconds; look again with kubectl concord why " + r.String()
+	case len(a.Moving) == 1 && a.Moving[0].LeftBy != "" && a.Moving[0].To == a.Target:
+		return "its migration, which " + a.Moving[0].LeftBy + " began, goes on within seconds; look again with kubectl concord why " + r.String()
 	case len(a.Moving) > 0 && a.Target != "" && !r.unserved: // it ends, or waits, where nothing can be migrated
 		return "a migration is under way"
 	case r.unserved && a.Blocked:

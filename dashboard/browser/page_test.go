@@ -78,6 +78,13 @@ func TestTurn(t *testing.T) {
 	v.waitText("#migrations", "gadgets.example.com to v2: pending, waits for its turn behind gizmos.example.com, widgets.example.com", "10 of 100 objects, less than 1 a second")
 }
 
+// TestLeft: a migration whose server is gone says so.
+func TestLeft(t *testing.T) {
+	a := newAPI(t, story(t, "interrupted-stock"))
+	v := open(t, chromium(t), serve(t, a.config()).local.URL(), look{width: 1280, height: 900})
+	v.waitText("#migrations", "widgets.example.com to v2: pending (vm_1, which began it, is gone), waits for its turn behind gadgets.example.com, gizmos.example.com")
+}
+
 // fits checks that the page itself does not scroll to the side.
 func (v *view) fits(width int) {
 	v.t.Helper()

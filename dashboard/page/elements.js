@@ -64,7 +64,7 @@ class Migrations extends List {
       if (!bar) li.append(el('p', { className: 'what' }), bar = el('progress', { max: 1 }), el('p', { className: 'facts' }));
       bar.setAttribute('aria-label', of);
       bar.value = m.total ? Math.min(1, m.done / m.total) : 0;
-      li.querySelector('.what').textContent = of + ': ' + m.state + (m.behind?.length ? ', waits for its turn behind ' + m.behind.join(', ') : '');
+      li.querySelector('.what').textContent = of + ': ' + m.state + (m.leftBy ? ' (' + m.leftBy + ', which began it, is gone)' : '') + (m.behind?.length ? ', waits for its turn behind ' + m.behind.join(', ') : '');
       li.querySelector('.facts').textContent = facts.join(', ');
     });
     this.tellMore(more, 'migration');

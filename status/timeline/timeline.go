@@ -42,7 +42,8 @@ const (
 	Began       Kind = "began"
 	Migrated    Kind = "migrated"
 	NotMigrated Kind = "failed"
-	// Told: another Event of Concord's, or a migration that another one took the place of.
+	// Told: another Event of Concord's, or a migration that ended because servers no longer agree, agree
+	// on another version, or its CRD changed.
 	Told Kind = "told"
 )
 
