@@ -25,7 +25,7 @@ const (
 	followEvery = 500 * time.Millisecond
 	// patience is how long a cluster may give no answer while migrations are followed.
 	patience = time.Minute
-	// quietAfter is longer than a server at work on a migration writes nothing, also between two tries.
+	// quietAfter is much longer than a server that rewrites or proves writes nothing, which is a few seconds.
 	quietAfter = 30 * time.Second
 )
 
@@ -79,7 +79,7 @@ func look(ctx context.Context, cluster client.Client, all []*asked) error {
 		a.migration, a.waiting, a.left = m, "", ""
 		if by := m.Annotations[migrationv1alpha1.ClaimedByAnnotation]; a.quiet(time.Now()) && by != "" {
 			err := cluster.Get(ctx, client.ObjectKey{Namespace: storageversion.IdentityNamespace, Name: by}, &coordinationv1.Lease{})
-			if storageversion.IsGone(err) { // which that of concord controllers always is
+			if storageversion.IsGone(err) { // concord controllers have none
 				a.left = by
 			}
 		}
@@ -97,10 +97,11 @@ func look(ctx context.Context, cluster client.Client, all []*asked) error {
 	return nil
 }
 
-// quiet reports whether nobody has written for long that the migration runs.
+// quiet reports whether nobody has written for long that the migration runs. One that is Retrying may wait for as long as
+// what hinders it.
 func (a *asked) quiet(now time.Time) bool {
 	running := migrationv1alpha1.True(a.migration, migrationv1alpha1.MigrationRunning)
-	if running == nil || running.Reason == migrationv1alpha1.ReasonPaused {
+	if a.migration.Spec.Paused || running == nil || running.Reason != migrationv1alpha1.ReasonRewriting && running.Reason != migrationv1alpha1.ReasonProving {
 		a.since = time.Time{}
 		return false
 	}
@@ -153,7 +154,7 @@ func (a *asked) line(bar int) string {
 	}
 	fmt.Fprintf(&text, "%d of %d objects (%.0f %%)", p.Done, p.Total, 100*share)
 	if a.left != "" {
-		return text.String() + ", waits for a server that goes on: " + a.left + ", which began it, tells nothing any more"
+		return text.String() + ", waits for another server: " + a.left + ", which began it, is gone"
 	}
 	if running.Reason == migrationv1alpha1.ReasonRetrying {
 		return text.String() + ", " + running.Message

@@ -128,7 +128,7 @@ func TestLineRetrying(t *testing.T) {
 }
 
 // TestLookLeft: a migration of which its server tells nothing any more is shown without a rate, and as one that waits,
-// once that server has no Lease, until another one goes on.
+// once that server has no Lease, until another one goes on; not one that is retried or paused.
 func TestLookLeft(t *testing.T) {
 	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "1", Annotations: map[string]string{migrationv1alpha1.ClaimedByAnnotation: "server-a"}}}
 	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 4, Done: 1, ObjectsPerSecond: 2}
@@ -159,11 +159,19 @@ func TestLookLeft(t *testing.T) {
 		{"it runs", running, func() {}},
 		{"it is silent for a moment", running, func() { lives = false }},
 		{"the server lives", running, func() { lives, a.since = true, a.since.Add(-quietAfter) }},
-		{"the server is gone", "secrets: pending: 1 of 4 objects (25 %), waits for a server that goes on: server-a, which began it, tells nothing any more", func() { lives = false }},
-		{"another one goes on", running, func() { at.Time = at.Add(time.Second); told(migrationv1alpha1.ReasonRewriting) }},
+		{"the server is gone", "secrets: pending: 1 of 4 objects (25 %), waits for another server: server-a, which began it, is gone", func() { lives = false }},
+		{"it is to be paused", running, func() { m.Spec.Paused = true }},
 		{"it was paused", "secrets: paused: 1 of 4 objects (25 %)", func() {
 			a.since = a.since.Add(-quietAfter)
 			told(migrationv1alpha1.ReasonPaused)
+		}},
+		{"another one goes on", running, func() {
+			m.Spec.Paused, at.Time = false, at.Add(time.Second)
+			told(migrationv1alpha1.ReasonRewriting)
+		}},
+		{"that one waits for its next try", "secrets: retrying: 1 of 4 objects (25 %), the webhook is down", func() {
+			a.since = a.since.Add(-quietAfter)
+			migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying, "the webhook is down", at)
 		}},
 	} {
 		step.do()
