@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -20,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/status"
 )
 
@@ -29,8 +31,7 @@ type change struct {
 	done string
 	// apply changes the spec; false if it is so already.
 	apply func(*migrationv1alpha1.StorageVersionMigration) bool
-	// remove has the migration deleted instead, if Concord would not make it again, as it does not of a definition that is
-	// being deleted.
+	// remove: the migration is deleted. deleted: its CRD is being deleted, so that Concord would not make it again.
 	remove, deleted bool
 }
 
@@ -159,7 +160,7 @@ func (p *plugin) change(ctx context.Context, out io.Writer, args []string, what 
 		live, crd := liveOf(o, gr), definitionOf(o, gr)
 		what.deleted = crd != nil && crd.DeletionTimestamp != nil
 		if len(live) == 0 && !what.remove && !what.deleted && isDue(o, gr) {
-			return fmt.Errorf("%s has no migration under way yet: Concord makes one as soon as it can, and kubectl concord why %s says what it waits for; one that kubectl concord migrate %s asks for waits with it, and can be paused and throttled before it begins", gr, gr, gr)
+			return fmt.Errorf("%s has no migration under way yet: Concord makes one as soon as it can, and kubectl concord why %s says what it waits for; or ask for one with kubectl concord migrate %s: it waits for the same, but you can pause and throttle it while it waits", gr, gr, gr)
 		}
 		if len(live) == 0 {
 			return fmt.Errorf("%s has no migration under way; kubectl concord migrate %s asks for one", gr, gr)
@@ -168,10 +169,18 @@ func (p *plugin) change(ctx context.Context, out io.Writer, args []string, what 
 	})
 }
 
-// isDue reports whether objects of the resource may be in another version than they are to have.
+// isDue reports whether objects of the resource may be in another version than they are to have, and Concord migrates
+// them by itself, which it may not do with built-in resources beside stock kube-apiservers.
 func isDue(o status.Observed, gr schema.GroupResource) bool {
+	reported := func(v apiserverinternalv1alpha1.StorageVersion) bool {
+		of, err := storageversion.GroupResource(v.Name)
+		return err == nil && of == gr
+	}
+	if definitionOf(o, gr) == nil && !slices.ContainsFunc(o.StorageVersions, reported) {
+		return false
+	}
 	a, err := status.Why(o, gr, status.Counted{})
-	return err == nil && slices.ContainsFunc(a.Stored, func(s status.Share) bool { return s.Encoding != a.Target })
+	return err == nil && a.Target != "" && slices.ContainsFunc(a.Stored, func(s status.Share) bool { return s.Encoding != a.Target })
 }
 
 // each calls do for each argument. As in kubectl, a failure does not keep the others from being done.
