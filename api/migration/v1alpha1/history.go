@@ -52,7 +52,8 @@ type Past struct {
 	Ended metav1.Time `json:"ended"`
 }
 
-// PastSuperseded is the Past.Result of a migration that ended because what changed leads to another one.
+// PastSuperseded is the Past.Result of a migration that ended because servers no longer agree, agree on another version,
+// or its CRD changed.
 const PastSuperseded = "Superseded"
 
 const (
