@@ -151,7 +151,8 @@ func (r *resource) unreported() bool {
 // unreached reports whether an aggregated API server stores the resource and serves it as none of its own, but for
 // example as a subresource of another one: migrations, which go through the API, do not reach its objects.
 func (r *resource) unreached() bool {
-	return r.state == nil && len(r.reports) > 0 && storageversion.IsAggregated(r.version) && len(evolve.ServedVersions(r.GroupResource, r.reports)) == 0
+	return r.state == nil && len(r.reports) > 0 && storageversion.IsAggregated(r.version) &&
+		!slices.ContainsFunc(r.reports, func(report agree.Report) bool { return len(report.Served) > 0 })
 }
 
 // unseen reports whether the resource has a CustomResourceDefinition about whose storage nothing is known yet.
