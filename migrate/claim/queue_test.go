@@ -58,23 +58,42 @@ func TestLater(t *testing.T) {
 	}
 }
 
-// TestLaterAtLast: migrations for which Later is true get their turn, even if others are queued again and again because
-// they fail.
+// TestLaterAtLast: migrations for which Later is true, and those that have not begun, get every eighth turn, even if
+// others are queued again and again because they fail, and however many wait before them. Turns in which none of them
+// waits do not count.
 func TestLaterAtLast(t *testing.T) {
-	l := newLanes(&fifo{}, &fifo{}, func(name string) bool { return name == "built-in" })
-	l.Push("built-in")
-	l.Push("failing")
-	for turn := range turnsOfLate {
-		switch name := l.Pop(); {
-		case name == "failing":
-			l.Push(name)
-		case turn == turnsOfLate-1:
-			return
-		default:
-			t.Fatalf("%s has turn %d", name, turn)
+	ranks := map[string]int{"begun": interrupted, "fresh": fresh, "built-in-begun": later + interrupted, "built-in": later + fresh}
+	for _, test := range []struct {
+		again string // the name that is queued again and again
+		wait  []string
+		of    string
+		turns int
+	}{
+		{"begun", []string{"fresh"}, "fresh", turnsOfLate},
+		{"begun", []string{"built-in"}, "built-in", turnsOfLate},
+		{"begun", slices.Repeat([]string{"fresh"}, 2*turnsOfLate), "fresh", turnsOfLate},
+		{"begun", append(slices.Repeat([]string{"fresh"}, 2*turnsOfLate), "built-in"), "built-in", turnsOfLate},
+		{"begun", []string{"built-in", "fresh"}, "fresh", turnsOfLate + 1}, // one turn was another one's
+		{"built-in-begun", []string{"built-in"}, "built-in", turnsOfLate},
+		{"begun", append(slices.Repeat([]string{"built-in-begun"}, 2*turnsOfLate), "built-in"), "built-in", turnsOfLate * turnsOfLate},
+	} {
+		o := &order{rank: func(name string) int { return ranks[name] }}
+		for range 3*turnsOfLate + 1 {
+			o.Push(test.again)
+			o.Pop()
+		}
+		o.names = slices.Concat(test.wait, []string{test.again})
+		turn := 1
+		for name := o.Pop(); name != test.of && turn <= len(ranks)*turnsOfLate*turnsOfLate; name = o.Pop() {
+			turn++
+			if name == test.again {
+				o.Push(name)
+			}
+		}
+		if turn != test.turns {
+			t.Errorf("%s behind %s: it has turn %d, want %d", test.of, test.again, turn, test.turns)
 		}
 	}
-	t.Errorf("it has none of %d turns", turnsOfLate)
 }
 
 // begun returns a migration that a server claimed and began; an empty claimer has let it go.
@@ -88,8 +107,8 @@ func begun(name string, claimer agree.ServerID, reason string) *migrationv1alpha
 	return m
 }
 
-// TestInterrupted: which migrations go on before others begin.
-func TestInterrupted(t *testing.T) {
+// TestHasBegun: which migrations go on before others begin.
+func TestHasBegun(t *testing.T) {
 	paused := begun("m", "", migrationv1alpha1.ReasonPaused)
 	paused.Spec.Paused = true
 	waits := begun("m", "", migrationv1alpha1.ReasonWaitingForAgreement)
@@ -102,48 +121,56 @@ func TestInterrupted(t *testing.T) {
 		"waits":                 {waits, false},
 		"another server's":      {begun("m", other, migrationv1alpha1.ReasonRewriting), true},
 		"tried by another one":  {begun("m", other, migrationv1alpha1.ReasonRetrying), true},
-		"this server's, failed": {begun("m", self, migrationv1alpha1.ReasonRetrying), false},
+		"this server's, failed": {begun("m", self, migrationv1alpha1.ReasonRetrying), true},
 		"let go":                {begun("m", "", migrationv1alpha1.ReasonRewriting), true},
 		"paused":                {paused, false},
 		"resumed":               {begun("m", "", migrationv1alpha1.ReasonPaused), true},
 	} {
-		if got := interrupted(test.of, self); got != test.want {
-			t.Errorf("%s: interrupted %v, want %v", name, got, test.want)
+		if got := hasBegun(test.of); got != test.want {
+			t.Errorf("%s: begun %v, want %v", name, got, test.want)
 		}
 	}
 }
 
-// TestInterruptedFirst: migrations that a server began that is gone are taken before others like them that have not
-// begun, also if they were begun while they waited. What comes later comes later all the same.
+// TestInterruptedFirst: migrations that have begun are taken before others like them that have not, also if another
+// server began them while they waited here, which it writes in two steps. What comes later comes later all the same.
 func TestInterruptedFirst(t *testing.T) {
 	w := newWorld(t)
 	w.c.cfg.Later = func(m *migrationv1alpha1.StorageVersionMigration) bool { return strings.HasPrefix(m.Name, "built-in") }
 	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
 	queue := w.c.newQueue(func() cache.Store { return store })
 	defer queue.ShutDown()
-	add := func(m *migrationv1alpha1.StorageVersionMigration) {
-		w.must(store.Add(m))
-		queue.Add(m.Name)
+	seen := func(is *migrationv1alpha1.StorageVersionMigration) {
+		var was *migrationv1alpha1.StorageVersionMigration
+		if obj, ok, _ := store.GetByKey(is.Name); ok {
+			was = obj.(*migrationv1alpha1.StorageVersionMigration)
+		}
+		w.must(store.Add(is))
+		w.c.seen(queue, was, is, false)
 	}
 	fresh := func(name string) *migrationv1alpha1.StorageVersionMigration {
 		m := &migrationv1alpha1.StorageVersionMigration{}
 		m.Name = name
 		return m
 	}
-	add(fresh("built-in"))
-	add(begun("built-in-begun", other, migrationv1alpha1.ReasonRewriting))
-	add(fresh("fresh"))
-	add(fresh("claimed"))
-	add(begun("tried", self, migrationv1alpha1.ReasonRetrying))
-	add(begun("begun", other, migrationv1alpha1.ReasonRewriting))
-	add(begun("claimed", other, migrationv1alpha1.ReasonRewriting)) // while it waits
+	seen(fresh("built-in"))
+	seen(begun("built-in-begun", other, migrationv1alpha1.ReasonRewriting))
+	seen(fresh("fresh"))
+	seen(fresh("claimed"))
+	seen(begun("tried", self, migrationv1alpha1.ReasonRetrying))
+	seen(begun("begun", other, migrationv1alpha1.ReasonRewriting))
+	claimed := begun("claimed", other, migrationv1alpha1.ReasonRewriting)
+	first := claimed.DeepCopy()
+	first.Status = fresh("").Status
+	seen(first)
+	seen(claimed)
 	var got []string
 	for queue.Len() > 0 {
 		name, _ := queue.Get()
 		got = append(got, name)
 		queue.Done(name)
 	}
-	if want := []string{"begun", "claimed", "fresh", "tried", "built-in-begun", "built-in"}; !slices.Equal(got, want) {
+	if want := []string{"claimed", "tried", "begun", "fresh", "built-in-begun", "built-in"}; !slices.Equal(got, want) {
 		t.Errorf("they are taken in the order %q, want %q", got, want)
 	}
 }

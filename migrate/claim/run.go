@@ -38,10 +38,7 @@ func (c *Controller) Run(ctx context.Context) {
 	context.AfterFunc(ctx, queue.ShutDown)
 	seen, migrations := listwatch.Informer(c.cfg.Client, "migrate-watch", &migrationv1alpha1.StorageVersionMigrationList{}, nil,
 		func(was, is *migrationv1alpha1.StorageVersionMigration, gone bool) {
-			c.ObserveMigration(is, gone)
-			if !gone && worthALook(was, is, c.cfg.ID()) {
-				queue.Add(is.Name)
-			}
+			c.seen(queue, was, is, gone)
 		})
 	_, versions := listwatch.Informer(c.cfg.Client, "migrate-watch", &apiserverinternalv1alpha1.StorageVersionList{}, nil,
 		func(_, is *apiserverinternalv1alpha1.StorageVersion, gone bool) { c.ObserveStorageVersion(is, gone) })
@@ -67,7 +64,9 @@ func (c *Controller) Run(ctx context.Context) {
 	for range c.cfg.Workers {
 		wg.Go(func() {
 			select {
-			case <-migrations.HasSyncedChecker().Done(): // of those that wait, the interrupted ones come first
+			case <-migrations.HasSyncedChecker().Done():
+				// Workers begin only when all migrations are listed, else one could begin a new migration before an
+				// interrupted one is known.
 			case <-ctx.Done():
 			}
 			for c.next(ctx, queue, seen) {
@@ -101,6 +100,14 @@ func (c *Controller) hindered() (n int) {
 		}
 	}
 	return n
+}
+
+// seen takes in what the watch tells of a migration that was so before, or nil.
+func (c *Controller) seen(queue workqueue.TypedInterface[string], was, is *migrationv1alpha1.StorageVersionMigration, gone bool) {
+	c.ObserveMigration(is, gone)
+	if !gone && worthALook(was, is, c.cfg.ID()) {
+		queue.Add(is.Name)
+	}
 }
 
 // worthALook says whether a migration that was so, or nil, and is so now may be one for

@@ -71,7 +71,8 @@ type work struct {
 	last     *Progress
 	hindered atomic.Bool
 	marks    marks
-	// found is what Progress.Written was at its first report, while it has written nothing since; else negative.
+	// found is Progress.Written as long as the rewrite has only found objects that are in the encoding; negative once it
+	// has written.
 	found int64
 	// counted is the progress of this migration that the metrics have counted, with the progress
 	// made before.
