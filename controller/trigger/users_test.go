@@ -190,7 +190,7 @@ func TestCountsAnew(t *testing.T) {
 	fail(evolve.Backoff(1))
 	anew()
 	fail(evolve.Backoff(1))
-	fail(evolve.Backoff(3)) // the name of the second attempt is taken: this is the third
+	fail(evolve.Backoff(2)) // although the name of the second attempt is taken
 	for range 3 {
 		fail(evolve.MaxBackoff)
 	}

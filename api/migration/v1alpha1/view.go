@@ -170,8 +170,8 @@ func phaseBefore(m *StorageVersionMigration) MigrationPhase {
 	return PhasePending
 }
 
-// Free removes the target, the claim and the mark of the trigger from a migration, which is the first attempt at what it
-// is adopted for next.
+// Free removes the target, the claim and the mark of the trigger from a migration that was reset. It counts as attempt 1
+// for the target that it gets next.
 func Free(m *StorageVersionMigration) {
 	for _, annotation := range []string{StorageVersionUIDAnnotation, EpochAnnotation, EncodingAnnotation, StorageStateUIDAnnotation, LastingAnnotation, ClaimedByAnnotation} {
 		delete(m.Annotations, annotation)
