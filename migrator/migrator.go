@@ -42,7 +42,7 @@ const Never = observed.Never
 // Options say what is migrated. The zero value of a field other than CRDs is its default.
 type Options struct {
 	// CRDs are names of CustomResourceDefinitions, such as "widgets.example.com". At the start the log and Changed
-	// name those that do not exist; they wait until they exist.
+	// name those that do not exist; they wait until they exist. A name given twice counts once.
 	CRDs []string
 	// PruneAfter is how long storedVersions keeps a version after the proof that nothing is
 	// stored in it. Default: not at all. The annotations concord.dev/prune and
@@ -73,11 +73,12 @@ type Standing = stock.Standing
 const (
 	// name is that of the controller.
 	name = "concord-migrator"
-	// atATime is how many definitions are migrated at a time: those of a conversion webhook that hangs do not keep the
-	// others from it.
-	atATime = 4
-	// shortest is the least Settle and Poll: a shorter one is a number that lacks its unit.
-	shortest = 100 * time.Millisecond
+	// atATime is how many definitions are migrated at a time, so that a definition whose conversion webhook hangs does
+	// not block the others. Each migration gives way to clients by itself: more at a time are more load.
+	atATime = 2
+	// shortest is the least Settle and Poll: a shorter duration is almost certainly a bare number, which Go reads as
+	// nanoseconds.
+	shortest = time.Millisecond
 )
 
 // validate says which option is wrong.
@@ -85,15 +86,12 @@ func (o Options) validate() error {
 	if len(o.CRDs) == 0 {
 		return errors.New("a migrator needs the name of a CustomResourceDefinition")
 	}
-	for i, crd := range o.CRDs {
+	for _, crd := range o.CRDs {
 		if why := validation.IsDNS1123Subdomain(crd); len(why) > 0 {
 			return fmt.Errorf("CRDs: %q is no name of a CustomResourceDefinition: %s", crd, strings.Join(why, "; "))
 		}
 		if strings.Count(crd, ".") < 2 {
 			return fmt.Errorf("CRDs: %q is no name of a CustomResourceDefinition, which is the plural and the group, such as widgets.example.com", crd)
-		}
-		if slices.Contains(o.CRDs[:i], crd) {
-			return fmt.Errorf("CRDs: %s is named twice", crd)
 		}
 	}
 	switch {
@@ -119,6 +117,7 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 	if err := o.validate(); err != nil {
 		return err
 	}
+	o.CRDs = slices.Compact(slices.Sorted(slices.Values(o.CRDs))) // lists of several components may share a name
 	if err := apiextensionsv1.AddToScheme(mgr.GetScheme()); err != nil {
 		return fmt.Errorf("the manager's scheme: %w", err)
 	}

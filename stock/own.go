@@ -88,7 +88,8 @@ func trialOf(crd *apiextensionsv1.CustomResourceDefinition) trial {
 type Standing struct {
 	// Done says that storedVersions names the stored version only.
 	Done bool
-	// Why says what is waited for, or what failed, and Again when to look again; 0 when the definition changes.
+	// Why says what is waited for, or what failed, and Again when to look again: 0 when the definition changes, or
+	// while it is being migrated.
 	Why   string
 	Again time.Duration
 }
@@ -167,8 +168,8 @@ func (o *Own) of(name string) *owned {
 	return o.known[name]
 }
 
-// Step does what can be done now for the definition of this name, which may take as long as a migration: how far that
-// is, and what hinders it, tell is told meanwhile. Steps of different definitions do not wait for each other. After an
+// Step does what can be done now for the definition of this name, which may take as long as a migration. While it
+// migrates, it calls tell when the migration begins, when it is held up, and when it goes on. Steps of different definitions do not wait for each other. After an
 // error it has to be called again after a while, as controllers create another migration: the error may concern one
 // object, while all others have been migrated. Until then it does nothing, unless the facts that it depends on have
 // changed.
@@ -287,6 +288,8 @@ func (o *Own) look(ctx context.Context, gr schema.GroupResource, encoding agree.
 		if len(o.observer.here) == 0 && !o.config.Settings.BestEffort {
 			again.Why += "; if kube-apiservers cannot be asked one by one from here, BestEffort does without (docs/stock.md)"
 		}
+	case !ok && len(o.observer.here) == 0:
+		again.Why = "no kube-apiserver is known: there is no identity Lease of one"
 	case !ok:
 		again.Why = "no kube-apiserver serves it yet"
 	case seen.Common == "":
@@ -297,8 +300,8 @@ func (o *Own) look(ctx context.Context, gr schema.GroupResource, encoding agree.
 	return seen, again, nil
 }
 
-// migrate rewrites all objects, and proves the result. It tells when it begins and whenever it is hindered, or is not
-// any more; what hinders it may change from object to object.
+// migrate rewrites all objects, and proves the result. It tells when it begins, when it is held up, and when it goes
+// on. Only the first error is told: later ones may name another object each.
 func (o *Own) migrate(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition, encoding agree.Encoding, tell func(Standing)) error {
 	why := fmt.Sprintf("its objects are being migrated to %s", encoding)
 	tell(Standing{Why: why})

@@ -227,6 +227,16 @@ func TestOwnUnreachable(t *testing.T) {
 	}
 }
 
+// TestOwnNoLease: without any identity Lease it says that, and not that the definition is not served.
+func TestOwnNoLease(t *testing.T) {
+	w := newOwnWorld(t)
+	w.observer.asking.Kube = fake.NewClientset()
+	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
+	if s := w.step(); s.Why != "no kube-apiserver is known: there is no identity Lease of one" {
+		t.Errorf("%+v", s)
+	}
+}
+
 // TestOwnNotServedYet: a definition that no kube-apiserver serves yet is not one about which none can be asked.
 func TestOwnNotServedYet(t *testing.T) {
 	w := newOwnWorld(t)
@@ -277,6 +287,8 @@ func TestOwnHindered(t *testing.T) {
 		}
 	case s := <-ended:
 		t.Fatalf("another one waits until it has ended: %+v", s)
+	case <-time.After(time.Minute):
+		t.Fatal("another one waits")
 	}
 	up.Store(true)
 	next("are being migrated to example.com/v1")
