@@ -181,18 +181,18 @@ func TestOptions(t *testing.T) {
 		t.Error("no manager is needed")
 	}
 	for why, bad := range map[string]Options{
-		"needs the name of a":        {},
-		`"" is no name`:              {CRDs: []string{""}},
-		`"widgets" is no name`:       {CRDs: []string{"widgets"}},
-		`"Widgets.`:                  {CRDs: []string{"Widgets.example.com"}},
-		`" widgets.`:                 {CRDs: []string{" widgets.example.com"}},
-		`"example.com/widgets`:       {CRDs: []string{"example.com/widgets"}},
-		"PruneAfter: -5s":            {CRDs: crds, PruneAfter: -5 * time.Second},
-		"MaxObjectsPerSecond: -1":    {CRDs: crds, MaxObjectsPerSecond: -1},
-		"Settle: 1ns":                {CRDs: crds, Settle: 1},
-		"Settle: -1m0s":              {CRDs: crds, Settle: -time.Minute},
-		"Poll: 30ns":                 {CRDs: crds, Poll: 30},
-		"Poll: -1s":                  {CRDs: crds, Poll: -time.Second},
+		"needs the name of a":     {},
+		`"" is no name`:           {CRDs: []string{""}},
+		`"widgets" is no name`:    {CRDs: []string{"widgets"}},
+		`"Widgets.`:               {CRDs: []string{"Widgets.example.com"}},
+		`" widgets.`:              {CRDs: []string{" widgets.example.com"}},
+		`"example.com/widgets`:    {CRDs: []string{"example.com/widgets"}},
+		"PruneAfter: -5s":         {CRDs: crds, PruneAfter: -5 * time.Second},
+		"MaxObjectsPerSecond: -1": {CRDs: crds, MaxObjectsPerSecond: -1},
+		"Settle: 1ns":             {CRDs: crds, Settle: 1},
+		"Settle: -1m0s":           {CRDs: crds, Settle: -time.Minute},
+		"Poll: 30ns":              {CRDs: crds, Poll: 30},
+		"Poll: -1s":               {CRDs: crds, Poll: -time.Second},
 	} {
 		if err := SetupWithManager(newManager(t, withoutDefinitions), bad); err == nil || !strings.Contains(err.Error(), why) {
 			t.Errorf("%+v: %v, and not %q", bad, err, why)
