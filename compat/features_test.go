@@ -60,10 +60,10 @@ func planned(t testing.TB, hist, set string, o Options) (string, FeaturePlan, er
 	return string(plan[0].Stage) + map[bool]string{true: " on", false: " off"}[plan[0].Enabled], plan[0], nil
 }
 
-// The two tables of KEP-4330, "Feature Gate Lifecycles". Three cells of the second table contradict the history above it, "Beta: 1.26,
-// Deprecated: 1.27, Removed: 1.31"; the test goes by the history. The cells are: the stage "beta" in 1.27 to 1.29, the stage "-" in 1.30,
-// and "code may be removed" in 1.33, which is three releases after that "-"; by the history it is 1.34 (see TestRemovable). The KEP's
-// "Removed" is a stage here; k8s.io/component-base has no such stage (see StageRemoved).
+// The two tables of KEP-4330, "Feature Gate Lifecycles". Three cells of the second table contradict the history above it
+// ("Beta: 1.26, Deprecated: 1.27, Removed: 1.31"); the test goes by the history. The cells are: the stage "beta" in 1.27 to 1.29,
+// the stage "-" in 1.30, and "code may be removed" in 1.33, which is three releases after that "-"; by the history it is 1.34 (see
+// TestRemovable). The KEP's "Removed" is a stage here; k8s.io/component-base has no such stage (see StageRemoved).
 func TestFeatureLifecycleTables(t *testing.T) {
 	const (
 		promoted = "1.26 alpha off, 1.27 beta on, 1.28 stable on"

@@ -192,8 +192,8 @@ func Dependent(a Action) bool {
 // maxName is how long the name of an object may be.
 const maxName = 253
 
-// MigrationName names the attempt-th migration made for a target. It depends on nothing
-// else, so that two triggers that both believe they lead cannot make it twice.
+// MigrationName names the attempt-th migration made for a target. It depends on nothing else, so that two triggers
+// that both believe they lead, and see the same migrations, cannot make it twice.
 func MigrationName(gr schema.GroupResource, t Target, attempt int) string {
 	uid, _, _ := strings.Cut(t.UID, "-")
 	suffix := fmt.Sprintf("-%s-%d-%d", uid, t.Epoch, attempt)

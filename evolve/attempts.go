@@ -79,7 +79,8 @@ func (a *attempts) again(o Observation, target Target) []Action {
 }
 
 // freeName names the attempt-th migration made for a target, or one of a higher number if the name is taken: a migration
-// that was reset keeps its name and counts as attempt 1.
+// that was reset keeps its name and counts as attempt 1. Two triggers that see different migrations may then make two
+// for one target; the second finds nothing to do.
 func freeName(o Observation, target Target, attempt int) string {
 	name := MigrationName(o.Resource, target, attempt)
 	for slices.ContainsFunc(o.Migrations, func(m Migration) bool { return m.Name == name }) {

@@ -66,8 +66,8 @@ func withoutDefinitions(w http.ResponseWriter, r *http.Request) {
 }
 
 // TestAbsent: if there is no CRD of a name, for example because of a typing error, that is told at the start, once
-// for each name, also if it is given twice. SetupWithManager cannot be called twice in a process, since the controller's name is taken, unless the
-// manager says so.
+// for each name, also if it is given twice. SetupWithManager cannot be called twice in a process, since the
+// controller's name is taken, unless the manager says so.
 func TestAbsent(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(withoutDefinitions))
 	t.Cleanup(server.Close)

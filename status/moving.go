@@ -32,7 +32,7 @@ type Moving struct {
 	// LeftSeconds is how long it will take at this rate. Both are 0 where they are not known.
 	LeftSeconds int64 `json:"leftSeconds,omitempty"`
 	// Unrated says that its rate, whatever it was, tells nothing: etcd takes no writes for lack of space, the
-	// resource's definition is being deleted, or it was told long ago.
+	// resource's definition is being deleted, its server is gone or dead, or it was told long ago.
 	Unrated bool `json:"unrated,omitempty"`
 	// By is the server that migrates; empty while none does, for example because the one that began is gone.
 	By string `json:"by,omitempty"`
@@ -111,8 +111,9 @@ func (x *index) moving(r *resource, m *migrationv1alpha1.StorageVersionMigration
 }
 
 // interrupted reports whether the server that has claimed a migration is gone, so that another one takes it over. A
-// server is gone if it has no Lease. Processes of concord controllers have no such Lease. Only the elected one migrates:
-// if another process has written conditions for goneAfter and this one has not, this one has ended.
+// server is gone if it has no Lease, while others of Concord have one. Processes of concord controllers have no such
+// Lease. Only the elected one migrates: if another process has written that it migrates more than goneAfter after this
+// one last did, this one has ended.
 func (x *index) interrupted(m *migrationv1alpha1.StorageVersionMigration) bool {
 	by := m.Annotations[migrationv1alpha1.ClaimedByAnnotation]
 	if by == "" || m.Spec.Paused || migrationv1alpha1.Final(m) || migrationv1alpha1.Waiting(m) != "" {

@@ -169,8 +169,8 @@ func (o *Own) of(name string) *owned {
 }
 
 // Step does what can be done now for the definition of this name, which may take as long as a migration. While it
-// migrates, it calls tell when the migration begins, when it is held up, and when it goes on. Steps of different definitions do not wait for each other. After an
-// error it has to be called again after a while, as controllers create another migration: the error may concern one
+// migrates, it calls tell when the migration begins, when it is held up, and when it goes on. Steps of different
+// definitions do not wait for each other. After an error it has to be called again after a while, as controllers create another migration: the error may concern one
 // object, while all others have been migrated. Until then it does nothing, unless the facts that it depends on have
 // changed.
 func (o *Own) Step(ctx context.Context, name string, tell func(Standing)) Standing {
@@ -289,7 +289,7 @@ func (o *Own) look(ctx context.Context, gr schema.GroupResource, encoding agree.
 			again.Why += "; if kube-apiservers cannot be asked one by one from here, BestEffort does without (docs/stock.md)"
 		}
 	case !ok && len(o.observer.here) == 0:
-		again.Why = "no kube-apiserver is known: there is no identity Lease of one"
+		again.Why = "no kube-apiserver with a live identity Lease was found in the last round"
 	case !ok:
 		again.Why = "no kube-apiserver serves it yet"
 	case seen.Common == "":

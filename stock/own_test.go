@@ -232,7 +232,7 @@ func TestOwnNoLease(t *testing.T) {
 	w := newOwnWorld(t)
 	w.observer.asking.Kube = fake.NewClientset()
 	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
-	if s := w.step(); s.Why != "no kube-apiserver is known: there is no identity Lease of one" {
+	if s := w.step(); s.Why != "no kube-apiserver with a live identity Lease was found in the last round" {
 		t.Errorf("%+v", s)
 	}
 }

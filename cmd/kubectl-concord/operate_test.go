@@ -37,7 +37,7 @@ func TestChangeAll(t *testing.T) {
 			err: "widgets.example.com has no migration under way yet: Concord makes one as soon as it can, and kubectl concord why widgets.example.com says what it waits for; or ask for one with kubectl concord migrate widgets.example.com: it waits for the same, but you can pause and throttle it while it waits"},
 		"one that is not due": {args: widgets, what: paused(true), lists: map[string]string{definitions: `{"metadata": {"name": "widgets.example.com"}, ` + strings.ReplaceAll(spec, "v2", "v1") + `}`, states: state},
 			err: "widgets.example.com has no migration under way; kubectl concord migrate widgets.example.com asks for one"},
-		"one that nobody may have asked for, beside stock kube-apiservers": {args: widgets, what: paused(true), lists: map[string]string{states: strings.ReplaceAll(state, `["example.com/v1"]`, `["example.com/v1", "example.com/v2"]`)},
+		"a built-in one beside stock kube-apiservers, which Concord may not migrate by itself": {args: widgets, what: paused(true), lists: map[string]string{states: strings.ReplaceAll(state, `["example.com/v1"]`, `["example.com/v1", "example.com/v2"]`)},
 			err: "widgets.example.com has no migration under way; kubectl concord migrate widgets.example.com asks for one"},
 		"one that servers do not agree on": {args: widgets, what: paused(true), lists: map[string]string{states: state, "/apis/internal.apiserver.k8s.io/v1alpha1/storageversions": `{"metadata": {"name": "example.com.widgets"},
 			"status": {"storageVersions": [{"apiServerID": "a", "encodingVersion": "example.com/v1", "decodableVersions": ["example.com/v1"]}, {"apiServerID": "b", "encodingVersion": "example.com/v2", "decodableVersions": ["example.com/v2"]}]}}`},

@@ -154,7 +154,7 @@ func (a *asked) line(bar int) string {
 	}
 	fmt.Fprintf(&text, "%d of %d objects (%.0f %%)", p.Done, p.Total, 100*share)
 	if a.left != "" {
-		return text.String() + ", waits for another server: " + a.left + ", which began it, is gone"
+		return text.String() + ", waits for another server: " + a.left + ", which began it, is gone or tells nothing any more"
 	}
 	if running.Reason == migrationv1alpha1.ReasonRetrying {
 		return text.String() + ", " + running.Message

@@ -62,21 +62,28 @@ func TestNeverBack(t *testing.T) {
 		objects := fake.NewClientBuilder().WithScheme(scheme)
 		want := ours
 		if test.have != nil {
+			apiextensionsv1.SetObjectDefaults_CustomResourceDefinition(test.have) // as an API server does
 			objects = objects.WithObjects(test.have.DeepCopy())
 		}
 		if test.left {
 			want = test.have
 		}
 		c := objects.Build()
+		var before, now apiextensionsv1.CustomResourceDefinition
+		if err := c.Get(t.Context(), client.ObjectKeyFromObject(ours), &before); client.IgnoreNotFound(err) != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
 		if err := Install(t.Context(), c, []*apiextensionsv1.CustomResourceDefinition{ours.DeepCopy()}); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		var now apiextensionsv1.CustomResourceDefinition
 		if err := c.Get(t.Context(), client.ObjectKeyFromObject(ours), &now); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
+		if written := now.ResourceVersion != before.ResourceVersion; written == test.left {
+			t.Errorf("%s: it was written: %v", name, written)
+		}
 		if !equality.Semantic.DeepEqual(now.Spec, want.Spec) || revision(&now) != revision(want) {
-			t.Errorf("%s: it is of revision %d with %s", name, revision(&now), now.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["phase"].Enum)
+			t.Errorf("%s: it has revision %d with %s", name, revision(&now), now.Spec.Versions[0].Schema.OpenAPIV3Schema.Properties["phase"].Enum)
 		}
 	}
 }

@@ -14,7 +14,7 @@ func (c *Controller) newQueue(seen func() cache.Store) workqueue.TypedRateLimiti
 	rank := func(name string) int {
 		obj, known, _ := seen().GetByKey(name)
 		if !known {
-			return fresh // it is forgotten
+			return fresh // it was deleted, and its turn does nothing
 		}
 		return c.rank(obj.(*migrationv1alpha1.StorageVersionMigration))
 	}
@@ -57,10 +57,11 @@ func hasBegun(m *migrationv1alpha1.StorageVersionMigration) bool {
 type order struct {
 	names []string
 	rank  func(name string) int
-	// soon are the turns of those for which Config.Later is not true; begun[later] and begun[0], among those for which it
-	// is true and among the others, are the turns of those that have begun.
-	soon  turns
-	begun [ranks]turns
+	// soon shares the turns between migrations for which Config.Later is not true and those for which it is.
+	soon turns
+	// begun shares them between those that have begun and those that have not: at 0 among the first, at later among the
+	// second.
+	begun [later + 1]turns
 }
 
 // Touch implements workqueue.Queue.

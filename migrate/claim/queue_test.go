@@ -58,7 +58,7 @@ func TestLater(t *testing.T) {
 	}
 }
 
-// TestLaterAtLast: migrations for which Later is true, and those that have not begun, get every eighth turn, even if
+// TestLaterAtLast: migrations for which Later is true, and those that have not begun, get every eighth turn (one that is behind in both respects: every 64th), even if
 // others are queued again and again because they fail, and however many wait before them. Turns in which none of them
 // waits do not count.
 func TestLaterAtLast(t *testing.T) {
