@@ -145,21 +145,25 @@ func TestOpenBehind(t *testing.T) {
 }
 
 // TestClosed: each client makes one request at a time, and none after one that fails.
+// The pause of a bubble's clock ends once both clients wait or are done, so that
+// no client is still to begin when the other one ends the loop.
 func TestClosed(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	failed := errors.New("failed")
-	all := Closed(ctx, 2, time.Microsecond, func(client, n int) error {
-		switch {
-		case client == 1:
-			return failed
-		case n == 4:
-			cancel()
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		failed := errors.New("failed")
+		all := Closed(ctx, 2, time.Second, func(client, n int) error {
+			switch {
+			case client == 1:
+				return failed
+			case n == 4:
+				cancel()
+			}
+			return nil
+		})
+		if len(all) != 6 || !errors.Is(all.Err(), failed) {
+			t.Errorf("%d requests, error %v", len(all), all.Err())
 		}
-		return nil
 	})
-	if len(all) != 6 || !errors.Is(all.Err(), failed) {
-		t.Errorf("%d requests, error %v", len(all), all.Err())
-	}
 }
 
 func unavailableError(retryAfter int32) error {
