@@ -128,8 +128,8 @@ func TestClosedFiles(t *testing.T) {
 }
 
 // stoppedDatabase returns the database of an etcd, with so many keys that its tree has several
-// levels.
-func stoppedDatabase(t *testing.T) []byte {
+// levels, and the same file as it was before the last write.
+func stoppedDatabase(t *testing.T) (content, before []byte) {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "db") // its path is short enough for a Unix socket
 	must(t, err)
@@ -141,6 +141,8 @@ func stoppedDatabase(t *testing.T) []byte {
 	db, err := bolt.Open(file, 0o600, &bolt.Options{NoFreelistSync: true, NoSync: true})
 	must(t, err)
 	for round := range 4 {
+		before, err = os.ReadFile(file)
+		must(t, err)
 		err := db.Update(func(tx *bolt.Tx) error {
 			b := tx.Bucket([]byte("key"))
 			for i := range 200 {
@@ -155,9 +157,9 @@ func stoppedDatabase(t *testing.T) []byte {
 	var size int64 // the size of the used part; bbolt makes files larger
 	must(t, db.View(func(tx *bolt.Tx) error { size = tx.Size(); return nil }))
 	must(t, db.Close())
-	content, err := os.ReadFile(file)
+	content, err = os.ReadFile(file)
 	must(t, err)
-	return content[:size]
+	return content[:size], before[:size]
 }
 
 // usable opens and writes the database as etcd does; a damaged database makes bbolt end the
@@ -176,12 +178,15 @@ func usable(t *testing.T, file string) {
 // TestCheckDatabase damages every page in several ways: either the check finds the damage, or the
 // database can still be used; and the check never ends the process.
 func TestCheckDatabase(t *testing.T) {
-	content := stoppedDatabase(t)
+	content, before := stoppedDatabase(t)
 	page := os.Getpagesize()
-	file := filepath.Join(t.TempDir(), "db")
+	dir := t.TempDir()
 	random := rand.New(rand.NewPCG(1, 2))
 	try := func(what string, damage func(content []byte) []byte) (damaged bool) {
 		t.Helper()
+		// bbolt keeps the lock of a file in which it has found damage.
+		file := filepath.Join(dir, what)
+		defer func() { _ = os.Remove(file) }()
 		must(t, os.WriteFile(file, damage(append([]byte(nil), content...)), 0o600))
 		err := CheckDatabase(file, time.Second)
 		if err != nil && !errors.Is(err, ErrDamaged) {
@@ -209,8 +214,8 @@ func TestCheckDatabase(t *testing.T) {
 				}
 				return b
 			},
-			"a header": func(b []byte) []byte { at(b)[random.IntN(64)] ^= 1 << random.IntN(8); return b },
-			"a bit":    func(b []byte) []byte { at(b)[random.IntN(page)] ^= 1 << random.IntN(8); return b },
+			"not written": func(b []byte) []byte { copy(at(b), before[i*page:]); return b },
+			"its kind":    func(b []byte) []byte { at(b)[8] ^= 1 << random.IntN(8); return b },
 		} {
 			if try(fmt.Sprintf("page %d: %s", i, name), damage) {
 				found[name]++
@@ -218,7 +223,7 @@ func TestCheckDatabase(t *testing.T) {
 		}
 	}
 	t.Logf("of %d pages, damage was found in %v", pages, found)
-	for name, least := range map[string]int{"truncated": pages / 4, "zeroed": pages / 4, "another": pages / 4, "garbage": pages / 4} {
+	for name, least := range map[string]int{"truncated": pages / 4, "zeroed": pages / 4, "another": pages / 4, "garbage": pages / 4, "not written": pages / 8, "its kind": pages / 4} {
 		if found[name] < least {
 			t.Errorf("%s: found in %d of %d pages, want at least %d: some are free, but not so many", name, found[name], pages, least)
 		}
