@@ -69,18 +69,17 @@ func StartEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 	if err != nil {
 		return nil, err
 	}
-	private := filepath.Join(dataDir, privateDirName)
-	if err := makePrivate(private); err != nil {
+	if err := makePrivate(filepath.Join(dataDir, privateDirName)); err != nil {
 		return nil, errors.Join(fmt.Errorf("data directory: %w", err), lock.Close())
 	}
 	e := &Etcd{dataDir: dataDir, lock: lock}
-	if err := e.start(ctx, private); err != nil {
+	if err := e.start(ctx); err != nil {
 		return nil, errors.Join(err, e.release())
 	}
 	return e, nil
 }
 
-func (e *Etcd) start(ctx context.Context, private string) error {
+func (e *Etcd) start(ctx context.Context) error {
 	socket, remove, err := makeSocketPlace(e.dataDir)
 	if err != nil {
 		return err
@@ -90,11 +89,7 @@ func (e *Etcd) start(ctx context.Context, private string) error {
 	if err != nil {
 		return err
 	}
-	remove, err = SecurePeers(cfg, private)
-	if err != nil {
-		return err
-	}
-	e.remove = append(e.remove, remove)
+	WithoutPeers(cfg)
 	finish, err := beginFirst(e.dataDir)
 	if err != nil {
 		return err

@@ -12,8 +12,8 @@ import (
 )
 
 const (
-	// privateDirName is the directory of the socket and of the peer certificate in the data
-	// directory. It is 0700 whatever the data directory is.
+	// privateDirName is the directory of the socket in the data directory. It is 0700 whatever the
+	// data directory is.
 	privateDirName = "run"
 	// farPrefix begins the name of a socket's directory outside of the data directory.
 	farPrefix = "concord-etcd-"
