@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
-	"k8s.io/apimachinery/pkg/api/validation"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -61,19 +60,9 @@ func (leaseStrategy) NamespaceScoped() bool                                   { 
 func (leaseStrategy) PrepareForCreate(context.Context, runtime.Object)        {}
 func (leaseStrategy) PrepareForUpdate(_ context.Context, _, _ runtime.Object) {}
 
-func (leaseStrategy) Validate(_ context.Context, obj runtime.Object) field.ErrorList {
-	lease := obj.(*coordinationv1.Lease)
-	errs := validation.ValidateObjectMeta(&lease.ObjectMeta, true, validation.NameIsDNSSubdomain, field.NewPath("metadata"))
-	return append(errs, validateLease(lease)...)
-}
+// Only the server's own member writes Leases here.
+func (leaseStrategy) Validate(context.Context, runtime.Object) field.ErrorList { return nil }
 
-func (leaseStrategy) ValidateUpdate(_ context.Context, obj, _ runtime.Object) field.ErrorList {
-	return validateLease(obj.(*coordinationv1.Lease))
-}
-
-func validateLease(lease *coordinationv1.Lease) field.ErrorList {
-	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil && *seconds <= 0 {
-		return field.ErrorList{field.Invalid(field.NewPath("spec", "leaseDurationSeconds"), *seconds, "must be greater than 0")}
-	}
+func (leaseStrategy) ValidateUpdate(context.Context, runtime.Object, runtime.Object) field.ErrorList {
 	return nil
 }
