@@ -166,18 +166,18 @@ func (x *index) problems(r *resource) []Problem {
 // unobserved explains, in a stock cluster, why it is not known what servers write: no server reports there, and the
 // StorageState says what was observed.
 func (x *index) unobserved(r *resource) Problem {
-	if x.stockAnswered || r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" || r.gone() || r.settling() != "" {
+	if x.stockAnswered || r.version != nil || r.state == nil || r.common != "" || r.state.Status.Message == "" && !r.moved || r.gone() || r.settling() != "" {
 		return Problem{}
 	}
 	if p := notServed(r); p.Kind != "" {
 		return p
 	}
 	why := r.state.Status.Message
-	if observed.Settling(why) {
+	if r.moved || observed.Settling(why) {
 		return x.forgotten(r)
 	}
 	do := "see that every kube-apiserver answers at its own address; of one that is gone for good delete the identity Lease"
-	if observed.Uneven(why) {
+	if r.crd == nil && observed.Uneven(why) {
 		do = "end the upgrade, if one is under way; else start all kube-apiservers with the same --runtime-config"
 	}
 	return Problem{
@@ -225,10 +225,16 @@ func notServed(r *resource) Problem {
 // settling is the reason why a resource of a stock cluster is not agreed on yet, if it passes by
 // itself; empty otherwise.
 func (r *resource) settling() string {
-	if r.version != nil || r.state == nil || r.common != "" || !observed.Settling(r.state.Status.Message) || r.unlooked > evolve.DiscoveryPeriod {
+	switch {
+	case r.version != nil || r.state == nil || r.common != "" || r.unlooked > evolve.DiscoveryPeriod:
 		return ""
+	case r.moved:
+		return fmt.Sprintf("its definition stores %s now, and concord controllers have not looked at it since %s",
+			r.target(), r.state.Status.LastHeartbeatTime.UTC().Format("15:04:05 UTC"))
+	case observed.Settling(r.state.Status.Message):
+		return r.state.Status.Message
 	}
-	return r.state.Status.Message
+	return ""
 }
 
 // ofCluster are the problems that all resources have.

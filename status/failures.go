@@ -129,6 +129,10 @@ func failures(r *resource, m *migrationv1alpha1.StorageVersionMigration) []Probl
 		p.Do, p.Run = "no other try helps while that is so; take it away", remove
 	case migrationv1alpha1.ReasonVersionNotServed:
 		p.Do, p.Run = "objects are migrated without it; take it away", remove
+	default:
+		if do := cause.Lacks(failed.Message); do != "" {
+			p.Do, p.Run = do+"; the migration is tried again by itself", ""
+		}
 	}
 	return []Problem{p}
 }

@@ -57,6 +57,9 @@ type resource struct {
 	unserved bool
 	// unlooked is how long nobody has looked at the resource to write its StorageState; 0 if there is none.
 	unlooked time.Duration
+	// moved is whether the definition stores another version than the StorageState says, where no server reports: nobody
+	// has looked at it since. Only an Answer about the resource knows it: for the status definitions are not read in whole.
+	moved bool
 }
 
 func indexed(o Observed) *index {

@@ -32,7 +32,7 @@ func (x *index) askedStock() Problem {
 		Do:   "none of Concord's servers seems to live that could be asked: start one or, if none is to run here again, delete the Leases that they have left",
 	}
 	if len(others) > 0 {
-		p.Do = "ask one of Concord's, by --server: " + prose.Some(others)
+		p.Do = "give --server the address of one of Concord's: " + prose.Some(others)
 	}
 	return p
 }

@@ -67,6 +67,9 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	}
 	a := Answer{Resource: gr.String(), Problems: []Problem{}, Counted: "by a census of raw etcd"}
 	target := r.target()
+	if r.version == nil && r.common != "" && r.common.Plain() != target.Plain() {
+		r.moved, r.common = true, ""
+	}
 	a.Target = string(target)
 	if counted.Objects == nil {
 		a.Counted = "by the stored set; objects were not counted"

@@ -21,6 +21,16 @@ var (
 	uid     = regexp.MustCompile(`\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
 )
 
+const giveRight = "give it that right (docs/rbac.md lists all that are needed)"
+
+// Lacks is the advice about a message of an API server that somebody lacks a right; empty about others.
+func Lacks(message string) string {
+	if forbidden.MatchString(message) {
+		return giveRight
+	}
+	return ""
+}
+
 // Refused says who refuses objects of a resource with a message, and what to do. of counts the objects, and kept says
 // that they cannot be migrated.
 func Refused(resource string, custom bool, message, of, kept string) (text, do string) {
@@ -32,7 +42,7 @@ func Refused(resource string, custom bool, message, of, kept string) (text, do s
 	}
 	if right := forbidden.FindStringSubmatch(message); right != nil {
 		lacked := strings.TrimSuffix(right[3]+"."+right[4], ".")
-		return fmt.Sprintf("%s: %s lacks the right to %s %s", kept, right[1], right[2], lacked), "give it that right (docs/rbac.md lists all that are needed)"
+		return fmt.Sprintf("%s: %s lacks the right to %s %s", kept, right[1], right[2], lacked), giveRight
 	}
 	if policy := deniedPolicy.FindStringSubmatch(message); policy != nil {
 		return text, mend + ", or change the ValidatingAdmissionPolicy " + policy[1] + ", which refuses them"

@@ -154,9 +154,14 @@ type Verdict struct {
 // notServedByAll says of a kube-apiserver that it lacks a built-in resource that others have.
 const notServedByAll = "is of another release or --runtime-config, and does not serve it"
 
+// different begins the reason where kube-apiservers store different versions.
+const different = "kube-apiservers store different versions: "
+
 // Uneven says whether the reason why a built-in resource is not agreed on is that not all kube-apiservers serve
-// it: they are of different releases, as during an upgrade, or have different --runtime-config.
-func Uneven(why string) bool { return strings.Contains(why, notServedByAll) }
+// it, or store it in one version: they are of different releases, as during an upgrade, or have different --runtime-config.
+func Uneven(why string) bool {
+	return strings.Contains(why, notServedByAll) || strings.HasPrefix(why, different)
+}
 
 // Judge says whether all replicas write a resource in one version: every one whose Lease has
 // not run out answered, was the same process before and after, and named it.
@@ -257,7 +262,7 @@ func describe(reports []agree.Report) string {
 		}
 		parts = append(parts, fmt.Sprintf("%s: %s", e, strings.Join(who, ", ")))
 	}
-	return "kube-apiservers store different versions: " + strings.Join(parts, "; ")
+	return different + strings.Join(parts, "; ")
 }
 
 // Release names the minor releases of all replicas that answered, such as "1.37", and "1.36+1.37"
