@@ -1,7 +1,8 @@
 package generic
 
-// FreshTokens and Stoppable export functions for tests.
+// FreshTokens, RootCA and Stoppable export functions for tests.
 var (
 	FreshTokens = freshTokens
+	RootCA      = rootCA
 	Stoppable   = stoppable
 )

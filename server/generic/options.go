@@ -44,6 +44,9 @@ type Options struct {
 	// CertDir holds the cluster's CA, the certificates signed with it, and the key that signs service
 	// account tokens. Servers of one cluster share it.
 	CertDir string
+	// RootCAFile has the certificates that clients in the cluster trust for its servers, where it is not for CertDir
+	// and the servers' own certificates to say.
+	RootCAFile string
 	// Join is the part of the protocol's configuration that operators set.
 	Join join.Config
 	// AllowUndecodableStorage starts the server although objects may be stored that it cannot decode.
@@ -101,6 +104,7 @@ func inFlight(cores, mostReads, mostWrites int) (reads, writes int) {
 func (o *Options) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&o.DataDir, "data-dir", o.DataDir, "Directory of the embedded etcd's data and of generated files.")
 	fs.StringVar(&o.CertDir, "cert-dir", o.CertDir, "Directory of the cluster's CA, certificates, service account key and admin.kubeconfig; made there if it has none. Servers of one cluster share it. (default <data-dir>/pki)")
+	fs.StringVar(&o.RootCAFile, "root-ca-file", o.RootCAFile, "File with the certificates that clients in the cluster trust for its servers, for kube-root-ca.crt, Secrets with tokens of service accounts, and the ClusterTrustBundle. The same for all servers of a cluster. (default the CA in --cert-dir, and the CA certificates in --tls-cert-file)")
 	o.Join.AddFlags(fs)
 	o.Outbound.AddFlags(fs)
 	fs.BoolVar(&o.AllowUndecodableStorage, stored.AllowFlag, o.AllowUndecodableStorage, stored.AllowUsage)

@@ -214,7 +214,11 @@ func (o *Options) addHooks(chain *aggregatorapiserver.APIAggregator, c *configs,
 // addControllers runs Kubernetes' controllers while this server is elected. They end before
 // the server stops to listen, so that it can give up the lock.
 func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, c *configs, certs *pki.Certificates, rbac bool) error {
-	root, err := o.rootCA(certs)
+	given := o.serving().ServerCert.CertKey.CertFile
+	if given == certs.CertFile {
+		given = ""
+	}
+	root, err := rootCA(o.RootCAFile, certs.CAFile, given)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package generic
 
 import (
 	"cmp"
+	"crypto/x509"
 	"fmt"
 	"maps"
 	"os"
@@ -9,6 +10,8 @@ import (
 
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/pki"
 )
@@ -85,21 +88,33 @@ func (o *Options) completeSecurity(certs *pki.Certificates) error {
 	return nil
 }
 
-// rootCA has the certificates that clients in the cluster trust for its servers: the cluster's CA,
-// and the serving certificate that the operator gave.
-func (o *Options) rootCA(certs *pki.Certificates) ([]byte, error) {
-	root, err := os.ReadFile(certs.CAFile)
+// rootCA has the certificates that clients in the cluster trust for its servers: those of RootCAFile, or the
+// cluster's own CA and the CA certificates in the file of the serving certificate that the operator gave. A serving
+// certificate itself would be wrong when it is renewed, and in a bundle of certificates it is invalid.
+func rootCA(rootCAFile, ownCAFile, givenCertFile string) ([]byte, error) {
+	if rootCAFile != "" {
+		root, err := os.ReadFile(rootCAFile)
+		if err != nil {
+			return nil, fmt.Errorf("--root-ca-file: %w", err)
+		}
+		return root, nil
+	}
+	root, err := certutil.CertsFromFile(ownCAFile)
 	if err != nil {
 		return nil, fmt.Errorf("the cluster's CA certificate: %w", err)
 	}
-	if given := o.serving().ServerCert.CertKey.CertFile; given != certs.CertFile {
-		more, err := os.ReadFile(given)
+	if givenCertFile != "" {
+		chain, err := certutil.CertsFromFile(givenCertFile)
 		if err != nil {
 			return nil, fmt.Errorf("--tls-cert-file: %w", err)
 		}
-		root = slices.Concat(root, more)
+		chain = slices.DeleteFunc(chain, func(c *x509.Certificate) bool { return !c.IsCA || slices.ContainsFunc(root, c.Equal) })
+		if root = append(root, chain...); len(chain) == 0 {
+			klog.Background().Info("Clients in the cluster, which trust kube-root-ca.crt, may not trust this server's certificate: "+
+				"append its CA's certificate to the file, or give --root-ca-file", "tls-cert-file", givenCertFile)
+		}
 	}
-	return root, nil
+	return certutil.EncodeCertificates(root...)
 }
 
 // clientCA trusts clients of the cluster's own CA and of those in another file, if there is one.
