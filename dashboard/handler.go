@@ -215,7 +215,7 @@ func (h *Handler) follow(ctx context.Context) {
 // see shows what the source sees: the servers first, and the rest once that is all.
 func (h *Handler) see(ctx context.Context, s *source) error {
 	s.mu.Lock()
-	unreachable, load := s.unreachable, s.load.now
+	unreachable := s.unreachable
 	s.mu.Unlock()
 	reading := s.reading()
 	partial := len(reading) > 0 && unreachable == ""
@@ -229,7 +229,7 @@ func (h *Handler) see(ctx context.Context, s *source) error {
 	} else {
 		p, rows = pictureOf(s.observe(), h.config.Lifecycles())
 	}
-	p.Of, p.Unreachable, p.Clients = h.config.Of, unreachable, load
+	p.Of, p.Unreachable = h.config.Of, unreachable
 	next := &snapshot{partial: partial}
 	var err error
 	if next.picture, err = json.Marshal(p); err != nil {

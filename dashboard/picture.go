@@ -35,8 +35,6 @@ type picture struct {
 	Timeline     []timeline.Moment `json:"timeline"`
 	Releases     []release         `json:"releases"`
 	Unread       []string          `json:"unread,omitempty"`
-	// Clients is how fast the server asked answers its clients; nil where that is not known.
-	Clients *clients `json:"clients,omitempty"`
 	// Reading are the kinds that are still being read: until then there are servers only.
 	Reading []string `json:"reading,omitempty"`
 	// Unreachable is why the cluster does not answer; empty if it does.

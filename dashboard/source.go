@@ -73,7 +73,6 @@ type source struct {
 	left []status.Gone
 	// unreachable is why the cluster does not answer.
 	unreachable string
-	load        loads
 }
 
 // kind is one kind of object that is watched.
@@ -152,9 +151,6 @@ func (s *source) feel(ctx context.Context) {
 	for {
 		asking, cancel := context.WithTimeout(ctx, answersIn)
 		err := s.served.RESTClient().Get().AbsPath("/version").Do(asking).Error()
-		if err == nil {
-			s.readLoad(asking)
-		}
 		cancel()
 		s.mu.Lock()
 		s.unreachable = ""

@@ -50,7 +50,7 @@ class Problems extends List {
 }
 
 class Migrations extends List {
-  show(moving, more, clients) {
+  show(moving, more) {
     keyed(this.list, moving, (m) => m.migration, (li, m) => {
       const of = m.resource + (m.to ? ' to ' + short(m.resource, m.to) : '');
       const facts = [];
@@ -68,12 +68,6 @@ class Migrations extends List {
       li.querySelector('.facts').textContent = facts.join(', ');
     });
     this.tellMore(more, 'migration');
-    this.clients ??= this.appendChild(el('p', { className: 'clients' }));
-    this.clients.hidden = !clients;
-    if (clients) {
-      this.clients.textContent = '99 % of ' + count(clients.requests, 'request') + ' in the last seconds took no more than ' +
-        clients.p99Seconds.toLocaleString('en') + ' s (' + Math.round(clients.perSecond).toLocaleString('en') + ' a second, at the server that was asked)';
-    }
   }
 }
 

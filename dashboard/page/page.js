@@ -104,7 +104,7 @@ function drawPicture() {
   find('#problems').hidden = !picture.problems.length;
   find('concord-problems').show(picture.problems, picture.moreProblems);
   find('#migrations').hidden = !picture.moving.length;
-  find('concord-migrations').show(picture.moving, picture.moreMoving, picture.clients);
+  find('concord-migrations').show(picture.moving, picture.moreMoving);
   find('concord-servers').show(picture.servers);
   find('concord-releases').show(picture.releases);
   find('concord-timeline').show(picture.timeline);
