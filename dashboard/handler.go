@@ -4,9 +4,8 @@ import (
 	"context"
 	"embed"
 	"encoding/json"
-	"io/fs"
 	"net/http"
-	"path"
+	"strings"
 	"sync"
 	"time"
 
@@ -50,7 +49,6 @@ type Handler struct {
 	config  Config
 	cluster *cluster
 	ctx     context.Context
-	pages   map[string]page
 
 	mu sync.Mutex
 	// viewers have the events' requests under way; stop, if not nil, ends the watching.
@@ -79,39 +77,9 @@ func New(ctx context.Context, config Config) (*Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	pages, err := readPages(files)
-	if err != nil {
-		return nil, err
-	}
-	h := &Handler{config: config, cluster: c, ctx: ctx, pages: pages, latest: &snapshot{replaced: make(chan struct{})}}
+	h := &Handler{config: config, cluster: c, ctx: ctx, latest: &snapshot{replaced: make(chan struct{})}}
 	h.idle = time.AfterFunc(linger, h.doze)
 	return h, nil
-}
-
-// page is a file of it.
-type page struct {
-	kind string
-	text []byte
-}
-
-var kinds = map[string]string{".html": "text/html; charset=utf-8", ".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
-
-// readPages reads the embedded files by the path at which they are served.
-func readPages(files fs.FS) (map[string]page, error) {
-	pages := map[string]page{}
-	err := fs.WalkDir(files, "page", func(name string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		text, err := fs.ReadFile(files, name)
-		at := "/" + name
-		if name == "page/index.html" {
-			at = "/"
-		}
-		pages[at] = page{kinds[path.Ext(name)], text}
-		return err
-	})
-	return pages, err
 }
 
 // policy allows the page to load only its own files, and nobody to embed it.
@@ -131,18 +99,15 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	h.Begin()
-	if r.URL.Path == Stream {
+	switch path := r.URL.Path; {
+	case path == Stream:
 		h.stream(w, r)
-		return
-	}
-	p, ok := h.pages[r.URL.Path]
-	if !ok {
-		http.Error(w, "there is no such page", http.StatusNotFound)
-		return
-	}
-	header.Set("Content-Type", p.kind)
-	if r.Method == http.MethodGet {
-		_, _ = w.Write(p.text) // the client is gone
+	case path == "/":
+		http.ServeFileFS(w, r, files, "page/index.html")
+	case strings.HasPrefix(path, "/page/") && !strings.HasSuffix(path, "/"): // no list of a directory
+		http.FileServerFS(files).ServeHTTP(w, r)
+	default:
+		http.NotFound(w, r)
 	}
 }
 
