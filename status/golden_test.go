@@ -1,8 +1,10 @@
 package status_test
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -57,7 +59,7 @@ func golden(t *testing.T, file string) {
 			got = status.Of(o).Text(style)
 		case f.Name == "rows":
 			for _, row := range status.Of(o).Rows {
-				got += row.String() + "\n"
+				got += lineOf(row) + "\n"
 			}
 		case f.Name == "timeline":
 			for _, m := range timeline.Of(o) {
@@ -84,6 +86,19 @@ func golden(t *testing.T, file string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// lineOf is a row in one line.
+func lineOf(r status.Row) string {
+	line := r.Resource + ": " + string(r.State) + "; " + cmp.Or(r.Agreed, "no agreement") + "; stored " + cmp.Or(strings.Join(r.Stored, ", "), "is not known")
+	sep := "; "
+	for _, server := range slices.Sorted(maps.Keys(r.Written)) {
+		line, sep = line+sep+server+"="+r.Written[server], " "
+	}
+	for _, kind := range r.Problems {
+		line += "; " + string(kind)
+	}
+	return line
 }
 
 // named asserts that the status is the same with only the metadata of definitions of which it does not need more.

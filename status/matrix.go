@@ -1,10 +1,6 @@
 package status
 
-import (
-	"cmp"
-	"slices"
-	"strings"
-)
+import "slices"
 
 // Row shows how one resource is stored: the encoding that each server writes, and the encodings that may be in etcd.
 type Row struct {
@@ -92,20 +88,3 @@ func (x *index) row(r *resource, problems []Problem) Row {
 
 // Rank orders states, the most urgent first.
 func (s RowState) Rank() int { return slices.Index(rowStates, s) }
-
-// String is the row in one line.
-func (r Row) String() string {
-	var written []string
-	for server, encoding := range r.Written {
-		written = append(written, server+"="+encoding)
-	}
-	slices.Sort(written)
-	line := r.Resource + ": " + string(r.State) + "; " + cmp.Or(r.Agreed, "no agreement") + "; stored " + cmp.Or(strings.Join(r.Stored, ", "), "is not known")
-	if len(written) > 0 {
-		line += "; " + strings.Join(written, " ")
-	}
-	for _, kind := range r.Problems {
-		line += "; " + string(kind)
-	}
-	return line
-}
