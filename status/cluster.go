@@ -184,9 +184,6 @@ func (x *index) unobserved(r *resource) Problem {
 		Kind: Disagreement, Resources: []string{r.String()}, alike: why,
 		Text: fmt.Sprintf("%s: it is not known what servers write: %s", r, why),
 		Do:   do,
-		merged: func(resources []string) string {
-			return fmt.Sprintf("it is not known what servers write of %d resources, %s: %s", len(resources), prose.Some(resources), why)
-		},
 	}
 }
 
@@ -200,9 +197,6 @@ func (x *index) forgotten(r *resource) Problem {
 		Kind: Unwritten, Resources: []string{r.String()}, alike: "not looked at",
 		Text: fmt.Sprintf("%s: concord controllers have not looked at it for %s, so that it is not known what servers write", r, since),
 		Do:   "see the log of concord controllers, in the namespace that they are installed in: what they read may be refused, or they have more definitions to look at than they can",
-		merged: func(resources []string) string {
-			return fmt.Sprintf("concord controllers have not looked at %d resources, %s, for %s, so that it is not known what servers write", len(resources), prose.Some(resources), since)
-		},
 	}
 }
 
@@ -216,9 +210,6 @@ func notServed(r *resource) Problem {
 		Kind: Waiting, Resources: []string{r.String()}, alike: "stores a version that is not served",
 		Text: fmt.Sprintf("%s: nothing is migrated or pruned: its definition stores %s, which it does not serve", r, migrationv1alpha1.Stores(r.crd)),
 		Do:   "serve it (served: true), or store another version",
-		merged: func(resources []string) string {
-			return fmt.Sprintf("nothing is migrated or pruned of %d resources, %s: each definition stores a version that it does not serve", len(resources), prose.Some(resources))
-		},
 	}
 }
 
@@ -316,20 +307,13 @@ func refused(r *resource) Problem {
 		Kind: Held, Resources: []string{r.String()}, alike: strings.ReplaceAll(why, r.crd.Name, ""),
 		Text: fmt.Sprintf("%s: status.storedVersions is not pruned: the API server refuses it: %s", r, why),
 		Do:   "run the controllers as the user of their manifests, or give theirs the right; guards have a list of users",
-		merged: func(resources []string) string {
-			return fmt.Sprintf("status.storedVersions of %d definitions, %s, is not pruned: the API server refuses it: %s", len(resources), prose.Some(resources), why)
-		},
 	}
 	lacks := r.lacks()
 	if len(lacks) == 0 && len(r.stale()) == 0 {
 		return Problem{}
 	}
 	if len(lacks) > 0 {
-		const may = "in which objects may be stored: the API server does not let the controllers put"
-		p.Kind, p.Text = Unwritten, fmt.Sprintf("%s: status.storedVersions lacks %s, %s %s back: %s", r, strings.Join(lacks, " and "), may, prose.Plural(len(lacks), "it", "them"), why)
-		p.merged = func(resources []string) string {
-			return fmt.Sprintf("status.storedVersions of %d definitions, %s, lacks versions %s them back: %s", len(resources), prose.Some(resources), may, why)
-		}
+		p.Kind, p.Text = Unwritten, fmt.Sprintf("%s: status.storedVersions lacks %s, in which objects may be stored: the API server does not let the controllers put %s back: %s", r, strings.Join(lacks, " and "), prose.Plural(len(lacks), "it", "them"), why)
 	}
 	return p
 }

@@ -74,9 +74,6 @@ func (x *index) disagreement(r *resource) Problem {
 		Text:  fmt.Sprintf("%s: servers disagree: %s", r, text),
 		Do:    x.settleDisagreement(r, sides),
 		alike: strings.Join(alike, "|"),
-		merged: func(resources []string) string {
-			return fmt.Sprintf("servers disagree on %d resources, %s: of the first %s", len(resources), prose.Some(resources), text)
-		},
 	}
 }
 

@@ -230,9 +230,6 @@ func (m Moving) problem(x *index, r *resource, of *migrationv1alpha1.StorageVers
 		why := migrationv1alpha1.Waiting(of)
 		p.Kind, p.alike = Waiting, why
 		p.Text = fmt.Sprintf("%s: its migration waits: %s", m.Resource, why)
-		p.merged = func(resources []string) string {
-			return fmt.Sprintf("migrations of %d resources wait, %s: %s", len(resources), prose.Some(resources), why)
-		}
 	case m.State == Retrying:
 		return retried(r, running.Message)
 	case m.LeftBy != "":

@@ -1,6 +1,12 @@
 package status
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/concord-dev/concord/status/prose"
+)
 
 // Kind is the kind of a Problem.
 type Kind string
@@ -65,9 +71,8 @@ type Problem struct {
 	Do  string `json:"do,omitempty"`
 	Run string `json:"run,omitempty"`
 
-	// alike is equal for problems that one line can describe, and merged returns that line for several resources.
-	alike  string
-	merged func(resources []string) string
+	// alike is equal for problems of resources that one line can describe. Their Texts begin with the resource.
+	alike string
 }
 
 // Object is an object that cannot be migrated, as "namespace/name", and why.
@@ -88,8 +93,8 @@ func gathered(problems []Problem) []Problem {
 		all[i].Resources = append(slices.Clone(all[i].Resources), p.Resources...)
 	}
 	for i := range all {
-		if p := &all[i]; len(p.Resources) > 1 && p.merged != nil {
-			p.Text = p.merged(p.Resources)
+		if p := &all[i]; len(p.Resources) > 1 && p.alike != "" {
+			p.Text = fmt.Sprintf("%d resources are alike, %s. Of the first: %s", len(p.Resources), prose.Some(p.Resources), strings.TrimPrefix(p.Text, p.Resources[0]+": "))
 		}
 	}
 	slices.SortStableFunc(all, func(a, b Problem) int { return slices.Index(urgency, a.Kind) - slices.Index(urgency, b.Kind) })

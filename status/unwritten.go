@@ -12,7 +12,6 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/status/prose"
 	"github.com/concord-dev/concord/status/servers"
 )
 
@@ -33,9 +32,9 @@ func (x *index) unwritten(r *resource) Problem {
 		return Problem{}
 	}
 	why := "the controllers do not run, or what they write is refused"
-	one, all, refused := "its StorageState does not say so", "their StorageStates do not say so", migrationv1alpha1.StorageStates
+	one, refused := "its StorageState does not say so", migrationv1alpha1.StorageStates
 	if r.follows() {
-		one, all, refused = "no migration of it has begun", "no migrations of them have begun", migrationv1alpha1.StorageVersionMigrations
+		one, refused = "no migration of it has begun", migrationv1alpha1.StorageVersionMigrations
 		idle, of := r.unbegun()
 		if of.After(since) {
 			since = of
@@ -57,9 +56,6 @@ func (x *index) unwritten(r *resource) Problem {
 		Text: fmt.Sprintf("%s: servers have agreed for %s, and %s: %s", r, duration.HumanDuration(x.Now.Sub(since)), one, why),
 		Do:   fmt.Sprintf("see the log of the server that holds the Lease of the controllers, and which admission policies and webhooks are for %s: they may refuse what the controllers write", refused),
 		Run:  "kubectl get lease -n " + storageversion.IdentityNamespace + " concord-controllers",
-		merged: func(resources []string) string {
-			return fmt.Sprintf("servers have agreed on %d resources, %s, and %s: %s", len(resources), prose.Some(resources), all, why)
-		},
 	}
 }
 

@@ -246,7 +246,7 @@ func TestManyResources(t *testing.T) {
 		sv.Status.CommonEncodingVersion = nil
 		a.put(t, versionsPath, &sv)
 	}
-	v.waitText("concord-problems", "servers disagree on 500 resources")
+	v.waitText("concord-problems", "500 resources are alike", "servers disagree")
 	v.wait(func() error {
 		if first := v.row("things00000.group000.example.com"); len(first) != 7 || !strings.Contains(first[1], "servers disagree") || first[4] != "v2" || first[5] != "v1" {
 			return fmt.Errorf("the first row is %q", first)
