@@ -2,11 +2,9 @@ package status
 
 import (
 	"fmt"
-	"net/url"
 	"slices"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/status/cause"
@@ -52,8 +50,8 @@ func (r *resource) unreadAs(m *migrationv1alpha1.StorageVersionMigration, v caus
 		return ofObjects(r, m, n, named, kept+"they cannot be read"+lists, inLog(m)+", with what they lack")
 	}
 	p := ofObjects(r, m, n, named, kept+"they cannot be read"+lists, "")
-	p.Do = fmt.Sprintf("remove them unread, create them anew from a backup, and run kubectl concord migrate %s. Servers before 1.37 remove nothing unread: there take the keys, which a list names, out of etcd. The first", r)
-	p.Run = r.removal(named)
+	p.Do = fmt.Sprintf("remove them unread, create them anew from a backup, and run kubectl concord migrate %s. Servers before 1.37 remove nothing unread: there take the keys, which a list names, out of etcd. For each", r)
+	p.Run = r.removal(named[0].Namespace != "")
 	return p
 }
 
@@ -90,41 +88,14 @@ func (r *resource) readAgain(v cause.Unread) string {
 	return fmt.Sprintf("no object is lost: run servers of a release that reads %s", v.Version)
 }
 
-// removal is the command, for any shell, that deletes the first of these objects unread.
-func (r *resource) removal(named []migrationv1alpha1.MigrationFailure) string {
-	gv, err := schema.ParseGroupVersion(r.servedVersion())
-	if err != nil || gv.Empty() || len(named) == 0 {
-		return ""
+// removal is the command, for any shell, that deletes one of these objects unread.
+func (r *resource) removal(namespaced bool) string {
+	path := "/apis/" + r.Group + "/VERSION"
+	if r.Group == "" {
+		path = "/api/VERSION"
 	}
-	path := "/apis/" + gv.String()
-	if gv.Group == "" {
-		path = "/api/" + gv.Version
+	if namespaced {
+		path += "/namespaces/NAMESPACE"
 	}
-	if named[0].Namespace != "" {
-		path += "/namespaces/" + url.PathEscape(named[0].Namespace)
-	}
-	path += "/" + r.Resource + "/" + url.PathEscape(named[0].Name)
-	return "echo '{\"ignoreStoreReadErrorWithClusterBreakingPotential\":true}' | \\\n  kubectl delete -f - --raw \\\n  '" + path + "'"
-}
-
-// servedVersion is a group/version in which the resource is served: that in which it is stored, if
-// that is one.
-func (r *resource) servedVersion() string {
-	target := string(r.target().Plain())
-	var served []string
-	for _, report := range r.reports {
-		served = append(served, report.Served...)
-	}
-	if r.crd != nil {
-		served = nil
-		for _, v := range r.crd.Spec.Versions {
-			if v.Served {
-				served = append(served, string(migrationv1alpha1.EncodingOf(r.crd, v.Name)))
-			}
-		}
-	}
-	if len(served) == 0 || slices.Contains(served, target) {
-		return target
-	}
-	return served[0]
+	return "echo '{\"ignoreStoreReadErrorWithClusterBreakingPotential\":true}' | \\\n  kubectl delete -f - --raw \\\n  '" + path + "/" + r.Resource + "/NAME'"
 }

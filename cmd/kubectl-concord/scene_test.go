@@ -158,7 +158,7 @@ func (s *scene) del(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 }
 
-// remove runs the command with kubectl; where there is no kubectl, it deletes the key in etcd.
+// remove runs the command, filled in, with kubectl; where there is no kubectl, it deletes the key in etcd.
 func (s *scene) remove(ts *testscript.TestScript, _ bool, args []string) {
 	var exit *exec.ExitError
 	if err := ts.Exec("kubectl-concord", "why", args[0]); err != nil && !errors.As(err, &exit) {
@@ -172,6 +172,7 @@ func (s *scene) remove(ts *testscript.TestScript, _ bool, args []string) {
 		s.del(ts, false, []string{"/registry/example.com/widgets/default/broken"})
 		return
 	}
+	command = strings.NewReplacer("VERSION", "v1", "NAMESPACE", "default", "NAME", "broken").Replace(command)
 	until(ts, command, func(context.Context) error { return ts.Exec("sh", "-c", command) })
 }
 
