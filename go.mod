@@ -45,7 +45,6 @@ require (
 )
 
 require (
-	github.com/agnivade/levenshtein v1.2.1
 	github.com/mitchellh/go-wordwrap v1.0.1
 	k8s.io/sample-apiserver v0.37.2
 )

@@ -63,8 +63,7 @@ func testMigrateCommand(t *testing.T) {
 		t.Errorf("afterwards the dry run says %+v", after)
 	}
 
-	if result := migrate("gadgets"); result.Code != 1 || !strings.Contains(result.Stderr, `"gadgets" is no resource that is stored; `) ||
-		!strings.Contains(result.Stderr, widgets.String()) || strings.Count(result.Stderr, "\n") != 1 {
+	if result := migrate("gadgets"); result.Code != 1 || !strings.Contains(result.Stderr, `"gadgets" is no resource that is stored; `) || strings.Count(result.Stderr, "\n") != 1 {
 		t.Errorf("of an unknown resource it ends with %+v", result)
 	}
 

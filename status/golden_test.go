@@ -154,22 +154,6 @@ func TestColor(t *testing.T) {
 	}
 }
 
-// TestNearest: for a misspelled name, the resources are sorted by how similar their names are to it.
-func TestNearest(t *testing.T) {
-	var all []schema.GroupResource
-	for _, name := range []string{"configmaps", "secrets", "widgets.example.com", "gadgets.example.com", "leases.coordination.k8s.io"} {
-		all = append(all, schema.ParseGroupResource(name))
-	}
-	for name, want := range map[string]string{"widgetss": "widgets.example.com", "configmap": "configmaps", "gadgets.exmaple.com": "gadgets.example.com", "Secret": "secrets"} {
-		if got := status.Nearest(name, all); len(got) != 3 || got[0].String() != want {
-			t.Errorf("%s is nearest to %v, want %s", name, got, want)
-		}
-	}
-	if got := status.Nearest("x", all[:1]); len(got) != 1 {
-		t.Errorf("of one there are %v", got)
-	}
-}
-
 // TestUnseen: a resource without a StorageState is not called safe, unless its objects were counted.
 func TestUnseen(t *testing.T) {
 	archive, err := txtar.ParseFile("testdata/unseen.txtar")

@@ -414,27 +414,19 @@ func (a Answer) Obstacles(s Style) string {
 }
 
 // Resolve finds the resource that a name means: a plural name, with its group if necessary, or the singular, short or
-// kind name of a custom resource. found are the possible resources; like are the three most similar names if there are
-// none.
-func Resolve(o Observed, name string) (found, like []schema.GroupResource) {
+// kind name of a custom resource. found are the possible resources.
+func Resolve(o Observed, name string) (found []schema.GroupResource) {
 	x := indexed(o)
 	lower := strings.ToLower(name)
 	for _, r := range x.sorted() {
 		switch {
 		case r.String() == lower, r.crd != nil && r.crd.Name == lower:
-			return []schema.GroupResource{r.GroupResource}, nil
+			return []schema.GroupResource{r.GroupResource}
 		case r.Resource == lower, r.crd != nil && called(r.crd, lower):
 			found = append(found, r.GroupResource)
 		}
 	}
-	if len(found) > 0 {
-		return found, nil
-	}
-	var all []schema.GroupResource
-	for _, r := range x.sorted() {
-		all = append(all, r.GroupResource)
-	}
-	return nil, Nearest(name, all)
+	return found
 }
 
 // called says whether the custom resource has the name.

@@ -111,7 +111,7 @@ func notStored(name string, known []schema.GroupResource) error {
 	if len(meant) > 0 {
 		return fmt.Errorf("nothing is stored as %q; give the whole name: %s", name, migrating.Names(meant))
 	}
-	return fmt.Errorf("nothing is stored as %q; of the %d resources that are stored the nearest by name: %s", name, len(known), migrating.Names(status.Nearest(name, known)))
+	return fmt.Errorf("nothing is stored as %q; without a name the census has all of the %d resources that are stored", name, len(known))
 }
 
 func (p *plugin) census(ctx context.Context, out io.Writer, args []string, output string) error {

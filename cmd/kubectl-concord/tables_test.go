@@ -248,7 +248,7 @@ func TestChosen(t *testing.T) {
 		{"recs.ex.com", "", 2},
 		{"recs", `nothing is stored as "recs"; give the whole name: recs.ex.com`, 0},
 		{"rec", `nothing is stored as "rec"; give the whole name: recs.ex.com, records.ex.com`, 0},
-		{"nonsense", `nothing is stored as "nonsense"; of the 3 resources that are stored the nearest by name: `, 0},
+		{"nonsense", `nothing is stored as "nonsense"; without a name the census has all of the 3 resources`, 0},
 	} {
 		got, err := chosen(rows, strings.Fields(test.name))
 		if len(got) != test.want || (err == nil) != (test.refused == "") || err != nil && !strings.HasPrefix(err.Error(), test.refused) {

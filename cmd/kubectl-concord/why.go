@@ -126,8 +126,7 @@ func (c *cluster) resolveAll(o status.Observed, args []string) ([]schema.GroupRe
 // resolve finds the resource that a name means, by what is known of the cluster and else by
 // its discovery, which knows short names.
 func (c *cluster) resolve(o status.Observed, name string) (schema.GroupResource, error) {
-	found, like := status.Resolve(o, name)
-	switch {
+	switch found := status.Resolve(o, name); {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
@@ -135,15 +134,12 @@ func (c *cluster) resolve(o status.Observed, name string) (schema.GroupResource,
 	}
 	if gvr, err := migrating.Discover(c.config, name); err == nil {
 		gr := gvr.GroupResource()
-		if found, _ := status.Resolve(o, gr.String()); slices.Contains(found, gr) {
+		if slices.Contains(status.Resolve(o, gr.String()), gr) {
 			return gr, nil
 		}
 	}
 	if len(o.States) == 0 && len(o.StorageVersions) == 0 {
 		return schema.GroupResource{}, fmt.Errorf("%q: %s", name, migrating.NobodyLooks)
 	}
-	if len(like) == 0 {
-		return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored here: nothing is known of any", name)
-	}
-	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored here; the nearest by name: %s", name, migrating.Names(like))
+	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored here; kubectl get storagestates names those that are", name)
 }

@@ -39,8 +39,8 @@ func TestResolve(t *testing.T) {
 	for name, want := range map[string]string{
 		"configmaps": "configmaps", "cm": "configmaps", "widgets.a.example.com": "widgets.a.example.com",
 		"widgets": `may be widgets.a.example.com, widgets.b.example.com: give the name with its group`,
-		"pods":    `"pods" is no resource that is stored; 4 are, the nearest by name: events, widgets.a.example.com, widgets.b.example.com`,
-		"nothing": `"nothing" is no resource that is stored; 4 are, the nearest by name: events`,
+		"pods":    `"pods" is no resource that is stored; kubectl get storagestates names`,
+		"nothing": `"nothing" is no resource that is stored; kubectl get storagestates names`,
 		"away":    `look for "away": connection refused`,
 	} {
 		gr, err := resolve(name, stored, discovered)

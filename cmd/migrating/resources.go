@@ -22,7 +22,6 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/evolve"
-	"github.com/concord-dev/concord/status"
 )
 
 // NobodyLooks is why nothing is known of how a cluster's objects are stored.
@@ -134,7 +133,7 @@ func resolve(name string, stored []schema.GroupResource, discover func(string) (
 	case err != nil && !meta.IsNoMatchError(err) && !meta.IsAmbiguousError(err):
 		return schema.GroupResource{}, fmt.Errorf("look for %q: %w", name, err)
 	}
-	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored; %d are, the nearest by name: %s", name, len(stored), Names(status.Nearest(name, stored)))
+	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored; kubectl get storagestates names those that are", name)
 }
 
 // Names returns the names of resources in one line.
