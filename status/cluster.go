@@ -271,7 +271,7 @@ func held(r *resource) Problem {
 	return Problem{
 		Kind: Held, Resources: []string{r.String()},
 		Text: fmt.Sprintf("%s: its cut-over is on hold (annotation %s): status.storedVersions is not pruned", r, migrationv1alpha1.HoldAnnotation),
-		Do:   "let it go on", Run: "kubectl concord release " + r.String(),
+		Do:   "let it go on", Run: "kubectl annotate crd " + r.crd.Name + " " + migrationv1alpha1.HoldAnnotation + "-",
 	}
 }
 

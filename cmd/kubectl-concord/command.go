@@ -66,7 +66,7 @@ Without a command it shows the state of the cluster on one screen. ` + statusHel
 	clientcmd.BindOverrideFlags(overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
 	root.AddCommand(newStatusCommand(p), newWhyCommand(p), newHistoryCommand(p), newCensusCommand(p), newKeysCommand(p), migrating.NewCommand(asTyped, p.config),
 		newPauseCommand(p), newResumeCommand(p), newCancelCommand(p), newThrottleCommand(p),
-		newHoldCommand(p), newReleaseCommand(p), newRevertCommand(p), newDashboardCommand(p),
+		newRevertCommand(p), newDashboardCommand(p),
 		preflight.NewCommand(preflight.Config{Program: asTyped, Lifecycles: verdict.Lifecycles, Cluster: p.config}))
 	for _, cmd := range root.Commands() {
 		if strings.Contains(cmd.Use, "RESOURCE") {

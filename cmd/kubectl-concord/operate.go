@@ -16,7 +16,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -289,85 +288,11 @@ func gone(err error, what string) error {
 	return fmt.Errorf("delete %s: %w", what, err)
 }
 
-func newHoldCommand(p *plugin) *cobra.Command {
-	return p.holding("hold", "Postpone the cut-over of a custom resource: do not prune its storedVersions", `"true"`)
-}
-
-func newReleaseCommand(p *plugin) *cobra.Command {
-	return p.holding("release", "Release a cut-over from hold", "null")
-}
-
-// holding returns a command that sets the annotation concord.dev/hold.
-func (p *plugin) holding(verb, short, value string) *cobra.Command {
-	var dryRun bool
-	cmd := &cobra.Command{
-		Use: verb + " CRD...", Short: short, Args: some("CRD"),
-		Long: short + `.
-
-A hold does not stop the migration of objects. It only keeps the old version in
-status.storedVersions of the CustomResourceDefinition, so that the API server refuses to remove
-it from spec.versions. The hold is the annotation ` + migrationv1alpha1.HoldAnnotation + `: "true" on the CustomResourceDefinition.`,
-		Example: "  kubectl concord " + verb + " widgets.example.com",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.hold(cmd.Context(), cmd.OutOrStdout(), args, verb, value, dryRun)
-		},
-	}
-	addDryRun(cmd, &dryRun)
-	return cmd
-}
-
-func (p *plugin) hold(ctx context.Context, out io.Writer, args []string, verb, value string, dryRun bool) error {
-	c, o, err := p.look(ctx)
-	if err != nil {
-		return err
-	}
-	return each(args, func(arg string) error {
-		gr, err := c.resolve(o, arg)
-		if err != nil {
-			return err
-		}
-		crd := definitionOf(o, gr)
-		if crd == nil {
-			return fmt.Errorf("%s has no CustomResourceDefinition: only those have storedVersions, and so a cut-over", gr)
-		}
-		if migrationv1alpha1.Held(crd.Annotations) == (verb == "hold") {
-			fmt.Fprintf(out, "%s: %s already\n", gr, heldWord(verb))
-			return nil
-		}
-		if err := c.annotate(ctx, crd.Name, value, dryRun); err != nil {
-			return err
-		}
-		after := ""
-		if dryRun {
-			after = " (dry run)"
-		}
-		fmt.Fprintf(out, "%s: %s%s\n", gr, heldWord(verb), after)
-		return nil
-	})
-}
-
-func heldWord(verb string) string {
-	if verb == "hold" {
-		return "on hold"
-	}
-	return "released"
-}
-
 func definitionOf(o status.Observed, gr schema.GroupResource) *apiextensionsv1.CustomResourceDefinition {
 	for i := range o.CRDs {
 		if migrationv1alpha1.ResourceOf(&o.CRDs[i]) == gr {
 			return &o.CRDs[i]
 		}
-	}
-	return nil
-}
-
-// annotate sets the hold of a CustomResourceDefinition to a JSON value.
-func (c *cluster) annotate(ctx context.Context, name, value string, dryRun bool) error {
-	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, migrationv1alpha1.HoldAnnotation, value)
-	if err := c.objects.Patch(ctx, crd, client.RawPatch(types.MergePatchType, []byte(patch)), &client.PatchOptions{DryRun: dry(dryRun)}); err != nil {
-		return fmt.Errorf("change CustomResourceDefinition %s: %w", name, err)
 	}
 	return nil
 }

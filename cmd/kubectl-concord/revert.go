@@ -132,7 +132,7 @@ func planOf(o status.Observed, gr schema.GroupResource, to string) (plan, error)
 	case !slices.Contains(versions, way.to):
 		return plan{}, fmt.Errorf("%s has no version %s, only %s: add it to the definition's spec.versions first", gr, way.to, strings.Join(versions, ", "))
 	case migrationv1alpha1.Held(crd.Annotations):
-		return plan{}, fmt.Errorf("the cut-over of %s is on hold, and so would this one be: kubectl concord release %s", gr, gr)
+		return plan{}, fmt.Errorf("the cut-over of %s is on hold, and so would this one be: kubectl annotate crd %s %s-", gr, gr, migrationv1alpha1.HoldAnnotation)
 	}
 	return way, nil
 }

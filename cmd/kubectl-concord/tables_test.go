@@ -193,7 +193,7 @@ func TestPlanOf(t *testing.T) {
 		"it is gone":         {o: observed(history, false, "v1", "v3"), err: "has no version v2, only v1, v3"},
 		"it never was":       {o: observed(history, false, "v1", "v3"), to: "v9", err: "has no version v9, only v1, v3"},
 		"it is stored so":    {o: observed(history, false, "v1", "v3"), to: "v3", err: "is stored in v3 already"},
-		"on hold":            {o: observed(history, true, "v2", "v3"), err: "kubectl concord release"},
+		"on hold":            {o: observed(history, true, "v2", "v3"), err: "kubectl annotate crd widgets.example.com concord.dev/hold-"},
 		"no custom resource": {o: status.Observed{}, err: "has no CustomResourceDefinition"},
 	} {
 		way, err := planOf(test.o, widgets, test.to)

@@ -8,6 +8,9 @@ import (
 	"sync"
 	"testing"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/beside/itself"
@@ -139,8 +142,9 @@ func throttledAndPaused(p *plugin, w *beside.Widgets) {
 func resumed(p *plugin, w *beside.Widgets) {
 	p.t.Helper()
 	m := theMigration(p, w)
-	p.run(0, "hold", w.Name()).has("widgets.example.com: on hold")
-	p.run(0, "hold", w.Name()).has("widgets.example.com: on hold already")
+	must(p.t, w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
+		metav1.SetMetaDataAnnotation(&crd.ObjectMeta, migrationv1alpha1.HoldAnnotation, "true")
+	}))
 	p.run(0, "throttle", w.Name(), "none").has("widgets.example.com: not throttled any more: migration " + m.Name)
 	if rate := theMigration(p, w).Spec.MaxObjectsPerSecond; rate == nil || *rate != 0 {
 		p.t.Errorf("it is not throttled any more, and its spec says %v", rate)
@@ -155,12 +159,13 @@ func heldAndReleased(p *plugin, w *beside.Widgets) {
 	if versions, err := w.StoredVersions(p.t.Context()); err != nil || !slices.Equal(versions, []string{"v1", "v2"}) {
 		p.t.Errorf("on hold, storedVersions are %v, %v", versions, err)
 	}
-	isHeld, goOn := "widgets.example.com: its cut-over is on hold", "do: let it go on: kubectl concord release widgets.example.com"
+	isHeld, goOn := "widgets.example.com: its cut-over is on hold", "do: let it go on: kubectl annotate crd widgets.example.com concord.dev/hold-"
 	p.run(0, "status").has(isHeld).has(goOn).hasNo("MIGRATIONS")
 	p.run(2, "why", w.Name()).has("its definition lists example.com/v1 in status.storedVersions").has(isHeld).has(goOn)
-	p.refused("revert", w.Name()).has("the cut-over of widgets.example.com is on hold").has("kubectl concord release widgets.example.com")
-	p.run(0, "release", w.Name()).has("widgets.example.com: released")
-	p.run(0, "release", w.Name()).has("widgets.example.com: released already")
+	p.refused("revert", w.Name()).has("the cut-over of widgets.example.com is on hold").has("kubectl annotate crd widgets.example.com concord.dev/hold-")
+	must(p.t, w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
+		delete(crd.Annotations, migrationv1alpha1.HoldAnnotation)
+	}))
 }
 
 // askedFor migrates the widgets on request though all are in v2 already, and expects both
