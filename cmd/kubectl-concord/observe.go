@@ -87,13 +87,13 @@ func (c *cluster) observe(ctx context.Context) (status.Observed, error) {
 }
 
 // glance is like observe, but reads only the metadata of CustomResourceDefinitions about which a status says nothing
-// more, except for those in names. Schemas are long, and a server converts and encodes each of them.
-func (c *cluster) glance(ctx context.Context, names ...string) (status.Observed, error) {
+// more. Schemas are long, and a server converts and encodes each of them.
+func (c *cluster) glance(ctx context.Context) (status.Observed, error) {
 	o, err := c.observeWith(ctx, c.metadata)
 	if err != nil {
 		return o, err
 	}
-	whole := sets.New(o.Needs()...).Insert(names...)
+	whole := sets.New(o.Needs()...)
 	if len(whole) > fewDefinitions {
 		if o.CRDs, err = c.definitions(ctx); err != nil {
 			err = c.unlisted("CustomResourceDefinitions", err)

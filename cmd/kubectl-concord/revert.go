@@ -1,25 +1,18 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/api/storageversion"
-	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/status"
 )
 
@@ -33,26 +26,23 @@ func newRevertCommand(p *plugin) *cobra.Command {
 	var o revertOptions
 	cmd := &cobra.Command{
 		Use:   "revert CRD",
-		Short: "Go back to the previous storage version of a custom resource, and migrate its objects back",
-		Long: `Go back to the previous storage version of a custom resource, and migrate its objects back.
-Without --yes the command only shows what it would do. With --yes it does it, and waits until
-every object is stored in that version and status.storedVersions names no other.
+		Short: "Go back to another storage version of a custom resource, and migrate its objects back",
+		Long: `Go back to another storage version of a custom resource, and migrate its objects back.
+Without --yes the command only shows what it would do. With --yes it changes the
+CustomResourceDefinition; servers migrate the objects then, and "kubectl concord why" follows
+them until every object is stored in that version and status.storedVersions names no other.
 
-The previous version is the last one that servers wrote before the current one, if that is
-known; --to names another one. It must still be in spec.versions of the CustomResourceDefinition.
-Fields that only the newer version has are lost when your conversion webhook, or pruning, removes
-them; the command cannot know this beforehand.
-
-Exit codes: 0 if it is done or was only shown, 2 if objects cannot be migrated or servers do not
-follow the change, 1 on an error.`,
-		Example: `  kubectl concord revert widgets.example.com
-  kubectl concord revert widgets.example.com --yes`,
+The version must still be in spec.versions of the CustomResourceDefinition. Fields that only the
+newer version has are lost when your conversion webhook, or pruning, removes them; the command
+cannot know this beforehand.`,
+		Example: `  kubectl concord revert widgets.example.com --to v1
+  kubectl concord revert widgets.example.com --to v1 --yes`,
 		Args: exactly("CRD"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.revert(cmd.Context(), cmd.OutOrStdout(), args[0], o)
 		},
 	}
-	cmd.Flags().StringVar(&o.to, "to", "", "the version to go back to (default the previous storage version)")
+	cmd.Flags().StringVar(&o.to, "to", "", "the version to go back to")
 	cmd.Flags().BoolVar(&o.yes, "yes", false, "do it")
 	return cmd
 }
@@ -95,14 +85,11 @@ func (p *plugin) revert(ctx context.Context, out io.Writer, name string, options
 		_, err := fmt.Fprintln(out, "\nNothing was changed: give --yes to do it.")
 		return err
 	}
-	// What has failed by now is from before, also what failed while objects were counted.
-	if o, err = c.glance(ctx); err != nil {
-		return err
-	}
 	if err := c.store(ctx, way); err != nil {
 		return err
 	}
-	return c.followRevert(ctx, out, way, failed(o))
+	_, err = fmt.Fprintf(out, "\nChanged: kubectl concord why %s follows the objects.\n", gr)
+	return err
 }
 
 // planOf decides how to go back.
@@ -119,14 +106,11 @@ func planOf(o status.Observed, gr schema.GroupResource, to string) (plan, error)
 			others = append(others, v.Name)
 		}
 	}
-	if way.to == "" {
-		way.to = before(o, crd)
-	}
 	switch {
 	case way.to == "" && len(others) == 0:
 		return plan{}, fmt.Errorf("%s has no version but %s", gr, way.from)
 	case way.to == "":
-		return plan{}, fmt.Errorf("it is not known in which version %s was stored before %s: name one of %s by --to", gr, way.from, strings.Join(others, ", "))
+		return plan{}, fmt.Errorf("name the version that %s goes back to, one of %s, by --to", gr, strings.Join(others, ", "))
 	case way.to == way.from:
 		return plan{}, fmt.Errorf("%s is stored in %s already", gr, way.to)
 	case !slices.Contains(versions, way.to):
@@ -135,59 +119,6 @@ func planOf(o status.Observed, gr schema.GroupResource, to string) (plan, error)
 		return plan{}, fmt.Errorf("the cut-over of %s is on hold, and so would this one be: kubectl annotate crd %s %s-", gr, gr, migrationv1alpha1.HoldAnnotation)
 	}
 	return way, nil
-}
-
-// before is the version that servers wrote last before the present one. Where no StorageVersion remembers one it is
-// the only other one in status.storedVersions, or that the last migration to the present one was from; else empty.
-func before(o status.Observed, crd *apiextensionsv1.CustomResourceDefinition) string {
-	gr, now := migrationv1alpha1.ResourceOf(crd), status.StorageOf(crd)
-	last, version := int64(-1), ""
-	for i := range o.StorageVersions {
-		sv := &o.StorageVersions[i]
-		history, err := storageversion.History(sv)
-		if sv.Name != storageversion.Name(gr) || err != nil {
-			continue
-		}
-		for e, epoch := range history.Last {
-			if v := versionOf(string(e), gr.Group); v != "" && v != now && epoch > last {
-				last, version = epoch, v
-			}
-		}
-	}
-	if version != "" {
-		return version
-	}
-	if v, only := onlyOther(crd.Status.StoredVersions, now); only {
-		return v
-	}
-	for _, p := range pastOf(o, gr) {
-		var from []string
-		for _, e := range p.From {
-			from = append(from, versionOf(e, gr.Group))
-		}
-		if v, only := onlyOther(from, now); only && versionOf(p.To, gr.Group) == now {
-			return v
-		}
-	}
-	return ""
-}
-
-// versionOf is the version of an encoding in the group; empty if it is in none, as Unknown.
-func versionOf(encoding, group string) string {
-	gv, err := schema.ParseGroupVersion(string(agree.Encoding(encoding).Plain()))
-	if err != nil || gv.Group != group {
-		return ""
-	}
-	return gv.Version
-}
-
-// onlyOther returns the version besides this one, if there is exactly one.
-func onlyOther(versions []string, this string) (string, bool) {
-	others := sets.New(versions...).Delete(this).UnsortedList()
-	if len(others) != 1 || others[0] == "" {
-		return "", false
-	}
-	return others[0], true
 }
 
 // countedIn is how many objects a way back migrates.
@@ -233,84 +164,4 @@ func (c *cluster) store(ctx context.Context, way plan) error {
 		return fmt.Errorf("change CustomResourceDefinition %s: %w", way.crd, err)
 	}
 	return nil
-}
-
-const (
-	followEvery = 500 * time.Millisecond
-	// settleTime is how long servers may disagree after a change before that counts as a
-	// problem: they follow within seconds.
-	settleTime = 30 * time.Second
-)
-
-// failed are the migrations that have failed by now.
-func failed(o status.Observed) sets.Set[types.UID] {
-	all := sets.New[types.UID]()
-	for i := range o.Migrations {
-		if m := &o.Migrations[i]; migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed) != nil {
-			all.Insert(m.UID)
-		}
-	}
-	return all
-}
-
-// followRevert waits until every object is back. What failed before it began does not keep it.
-func (c *cluster) followRevert(ctx context.Context, out io.Writer, way plan, before sets.Set[types.UID]) error {
-	began, last := time.Now(), ""
-	style, _ := terminal(out)
-	for {
-		o, err := c.glance(ctx, way.crd)
-		if err != nil && ctx.Err() == nil {
-			return fmt.Errorf("%w; the definition is changed, and the servers go on", err)
-		}
-		if err == nil {
-			c.watchLeases(ctx, &o)
-			o.Migrations = slices.DeleteFunc(o.Migrations, func(m migrationv1alpha1.StorageVersionMigration) bool { return before.Has(m.UID) })
-			answer, err := status.Why(o, way.resource, status.Counted{})
-			if err != nil {
-				return err
-			}
-			if !answer.Blocked {
-				_, err := fmt.Fprintf(out, "%s: every object is in %s\n", way.resource, way.to)
-				return err
-			}
-			if stuck(answer, time.Since(began)) {
-				_, err := io.WriteString(out, answer.Text(style))
-				return cmp.Or[error](err, program.No(""))
-			}
-			if line := progressOf(answer); line != last {
-				last = line
-				fmt.Fprintln(out, line)
-			}
-		}
-		select {
-		case <-time.After(followEvery):
-		case <-ctx.Done():
-			return fmt.Errorf("interrupted: the definition is changed, and the servers go on; kubectl concord why %s tells", way.resource)
-		}
-	}
-}
-
-// stuck reports whether any of the problems in the way needs somebody to act. Some problems do not concern the resource:
-// the server that answers is not ready, or serves no StorageVersions, or a server is late to renew its Lease. Objects
-// may be migrated back nevertheless.
-func stuck(a status.Answer, since time.Duration) bool {
-	return slices.ContainsFunc(a.Problems, func(p status.Problem) bool {
-		switch p.Kind {
-		case status.BadObjects, status.WebhookDown, status.MigrationFailed, status.Paused, status.StockServer, status.SilentServer:
-			return true
-		case status.NotReady, status.StockAnswered, status.LateServer:
-			return false
-		}
-		return since > settleTime
-	})
-}
-
-func progressOf(a status.Answer) string {
-	if len(a.Moving) == 0 {
-		return "waiting: " + a.Summary
-	}
-	if m := a.Moving[0]; m.Total > 0 {
-		return fmt.Sprintf("%s: %d of %d objects", m.State, m.Done, m.Total)
-	}
-	return a.Moving[0].State
 }

@@ -24,7 +24,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
-	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	e2e "github.com/concord-dev/concord/e2e/cluster"
 )
@@ -37,7 +36,6 @@ const patience = 5 * time.Minute
 //
 //	apply <file>            create a CustomResourceDefinition, and wait until it is served
 //	fill <resource> <n>     create objects
-//	ask <resource> <version>  create a migration to a version that is not served, which fails
 //	flip <crd> <version>    change the storage version of a CustomResourceDefinition
 //	put <key> <value>, del <key>  write and delete in etcd
 //	remove <resource>       run the command that "why" prints for removing a damaged object
@@ -67,7 +65,7 @@ func TestScene(t *testing.T) {
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"apply": s.apply, "fill": s.fill, "ask": s.ask, "flip": s.flip, "put": s.put, "del": s.del, "remove": s.remove, "crash": s.crash, "bury": s.bury, "await": await, "watch": watch, "page": page, "screen": screen, "lines": lines,
+			"apply": s.apply, "fill": s.fill, "flip": s.flip, "put": s.put, "del": s.del, "remove": s.remove, "crash": s.crash, "bury": s.bury, "await": await, "watch": watch, "page": page, "screen": screen, "lines": lines,
 			"code": code, "narrow": narrow,
 		},
 	})
@@ -128,20 +126,6 @@ func (s *scene) fill(ts *testscript.TestScript, _ bool, args []string) {
 		_, err := api.Create(context.Background(), obj, metav1.CreateOptions{})
 		ts.Check(err)
 	}
-}
-
-func (s *scene) ask(ts *testscript.TestScript, _ bool, args []string) {
-	gr := schema.ParseGroupResource(args[0])
-	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "asked-in-" + args[1]}}
-	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: gr.Group, Version: args[1], Resource: gr.Resource}
-	ts.Check(s.objects().Create(context.Background(), m))
-	until(ts, m.Name+" fails", func(ctx context.Context) error {
-		err := s.objects().Get(ctx, client.ObjectKeyFromObject(m), m)
-		if failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed); err == nil && (failed == nil || failed.Reason != migrationv1alpha1.ReasonVersionNotServed) {
-			err = fmt.Errorf("it has %+v", m.Status)
-		}
-		return err
-	})
 }
 
 func (s *scene) flip(ts *testscript.TestScript, _ bool, args []string) {

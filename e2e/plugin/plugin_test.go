@@ -162,7 +162,7 @@ func heldAndReleased(p *plugin, w *beside.Widgets) {
 	isHeld, goOn := "widgets.example.com: its cut-over is on hold", "do: let it go on: kubectl annotate crd widgets.example.com concord.dev/hold-"
 	p.run(0, "status").has(isHeld).has(goOn).hasNo("MIGRATIONS")
 	p.run(2, "why", w.Name()).has("its definition lists example.com/v1 in status.storedVersions").has(isHeld).has(goOn)
-	p.refused("revert", w.Name()).has("the cut-over of widgets.example.com is on hold").has("kubectl annotate crd widgets.example.com concord.dev/hold-")
+	p.refused("revert", w.Name(), "--to", "v1").has("the cut-over of widgets.example.com is on hold").has("kubectl annotate crd widgets.example.com concord.dev/hold-")
 	must(p.t, w.Change(func(crd *apiextensionsv1.CustomResourceDefinition) {
 		delete(crd.Annotations, migrationv1alpha1.HoldAnnotation)
 	}))
@@ -180,19 +180,20 @@ func askedFor(p *plugin, w *beside.Widgets, objects int) {
 func reverted(p *plugin, w *beside.Widgets, objects int) {
 	p.t.Helper()
 	const plan = "widgets.example.com goes back from v2 to v1: 1. the CustomResourceDefinition stores v1"
-	p.refused("revert", "configmaps").has("configmaps has no CustomResourceDefinition")
-	p.run(0, "revert", w.Name()).has(plan).has("Nothing was changed: give --yes to do it.")
+	p.refused("revert", "configmaps", "--to", "v1").has("configmaps has no CustomResourceDefinition")
+	p.run(0, "revert", w.Name(), "--to", "v1").has(plan).has("Nothing was changed: give --yes to do it.")
 	if versions, err := w.StoredVersions(p.t.Context()); err != nil || !slices.Equal(versions, []string{"v2"}) {
 		p.t.Errorf("after a plan storedVersions are %v, %v", versions, err)
 	}
-	p.run(0, "revert", w.Name(), "--yes").has(plan).has("widgets.example.com: every object is in v1")
+	p.run(0, "revert", w.Name(), "--to", "v1", "--yes").has(plan).has("kubectl concord why widgets.example.com follows the objects.")
+	w.AwaitStored(beside.V1, beside.V1)
 	if counts := stored(w); len(counts) != 1 || counts[beside.V1] != objects {
 		p.t.Errorf("after the way back stored are %v", counts)
 	}
+	p.await(`widgets.example.com: nothing blocks: every object is in example.com/v1\.`, "why", w.Name())
 	if versions, err := w.StoredVersions(p.t.Context()); err != nil || !slices.Equal(versions, []string{"v1"}) {
 		p.t.Errorf("after the way back storedVersions are %v, %v", versions, err)
 	}
-	p.run(0, "why", w.Name()).has("nothing blocks: every object is in example.com/v1.")
 	p.run(0, "status").hasNo("MIGRATIONS").hasNo(w.Plural)
 }
 
