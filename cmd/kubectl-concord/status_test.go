@@ -125,7 +125,6 @@ func TestStyleOf(t *testing.T) {
 	if style, is := terminal(&out); is || style.Color || style.Width != plainWidth {
 		t.Errorf("what is no terminal has %+v", style)
 	}
-	o := status.Observed{}
 	for name, test := range map[string]struct {
 		width int
 		env   map[string]string
@@ -142,9 +141,6 @@ func TestStyleOf(t *testing.T) {
 		style := styleOf(test.width, func(name string) string { return test.env[name] })
 		if style != test.want {
 			t.Errorf("%s: %+v, not %+v", name, style, test.want)
-		}
-		if text := status.Of(o).Text(style); strings.Contains(text, "\x1b") && !style.Color {
-			t.Errorf("%s: it has colours: %q", name, text)
 		}
 	}
 }
