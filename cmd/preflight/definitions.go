@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
+	"syscall"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
@@ -79,12 +79,8 @@ func (o *options) change(ctx context.Context, w *World, gr schema.GroupResource,
 // wanted reads the definitions to be applied, in their order. Several forms of one resource's definition are all kept:
 // each is applied over the one before.
 func (o *options) wanted() (all []verdict.Definition, err error) {
-	sources, read := o.crds, o.inFile
-	if len(o.charts) > 0 {
-		sources, read = o.charts, o.definedBy
-	}
-	for _, source := range sources {
-		found, err := read(source)
+	for _, file := range o.crds {
+		found, err := o.inFile(file)
 		if err != nil {
 			return nil, err
 		}
@@ -106,39 +102,18 @@ func (o *options) inFile(file string) ([]verdict.Definition, error) {
 		}
 		return some("stdin", text)
 	}
-	if info, err := os.Stat(file); err == nil && info.IsDir() {
-		return nil, fmt.Errorf("--crd %s is a directory: %s", file, o.outOf(file))
-	}
 	text, err := os.ReadFile(file)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EISDIR), bytes.HasPrefix(text, []byte(gzipped)):
+		return nil, fmt.Errorf("--crd %[1]s is a directory, or packed: helm template --include-crds %[1]s | %[2]s preflight --crd - for a Helm chart, kubectl kustomize %[1]s | %[2]s preflight --crd - for kustomize; of other directories, name the files", file, o.Program)
+	case err != nil:
 		return nil, fmt.Errorf("--crd: %w", err)
-	}
-	if bytes.HasPrefix(text, []byte(gzipped)) {
-		return nil, fmt.Errorf("--crd %s is packed; if it is a Helm chart: %s", file, o.render(file))
 	}
 	return some("--crd "+file, text)
 }
 
 // gzipped is how a file begins that gzip has packed.
 const gzipped = "\x1f\x8b"
-
-// render is a command that has Helm render a chart, a packed one too, and judges what it has.
-func (o *options) render(chart string) string {
-	return fmt.Sprintf("helm template --include-crds %s | %s preflight --crd -", chart, o.Program)
-}
-
-// outOf explains how to check the definitions in a directory.
-func (o *options) outOf(dir string) string {
-	if _, err := os.Stat(filepath.Join(dir, "Chart.yaml")); err == nil {
-		return fmt.Sprintf("%s preflight --chart %s", o.Program, dir)
-	}
-	for _, name := range []string{"kustomization.yaml", "kustomization.yml", "Kustomization"} {
-		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
-			return fmt.Sprintf("kubectl kustomize %s | %s preflight --crd -", dir, o.Program)
-		}
-	}
-	return fmt.Sprintf("name its files, as in %s preflight --crd %s --crd %s", o.Program, filepath.Join(dir, "a.yaml"), filepath.Join(dir, "b.yaml"))
-}
 
 // once drops duplicate definitions. It returns an error if two of one resource differ, because it is not known which
 // one is applied last.

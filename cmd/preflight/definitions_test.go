@@ -1,13 +1,9 @@
 package preflight
 
 import (
-	"errors"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
-	"golang.org/x/tools/txtar"
 	"sigs.k8s.io/yaml"
 
 	"github.com/concord-dev/concord/compat"
@@ -93,102 +89,6 @@ func TestParse(t *testing.T) {
 		if test.err == "" && strings.Join(got, "; ") != test.want {
 			t.Errorf("%s: found %q, want %q", name, got, test.want)
 		}
-	}
-}
-
-// TestChart: the definitions of a Helm chart are found if they are plain YAML; for templates, the error
-// says which files have to be rendered. Files that Helm does not apply are not judged.
-func TestChart(t *testing.T) {
-	const template, whole = "-- templates/a.yaml --\n", "-- Chart.yaml --\n"
-	dropped := strings.Replace(manifest("v1", "v2"), "  - name: v1\n", "  {{- if .Values.old }}\n  - name: v1\n", 1)
-	dropped = strings.Replace(dropped, "  - name: v2\n", "  {{- end }}\n  - name: v2\n", 1)
-	flow := strings.ReplaceAll(asJSON(t, manifest("v1")), `"`, "")
-	flow = strings.NewReplacer(":", ": ", ",", ", ").Replace(flow)
-	for name, test := range map[string]struct {
-		files string
-		found int
-		err   string
-	}{
-		"crds":                             {whole + "-- crds/a.yaml --\n" + manifest("v1"), 1, ""},
-		"crds in a folder":                 {whole + "-- crds/x/a.yml --\n" + manifest("v1"), 1, ""},
-		"crds in JSON":                     {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- crds/g.json --\n" + asJSON(t, gears("v1")) + "\n", 2, ""},
-		"crds in capitals":                 {whole + "-- crds/G.YAML --\n" + manifest("v1"), 1, ""},
-		"crds with a comment":              {whole + "-- crds/a.yaml --\n" + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", "kind: CustomResourceDefinition # mine", 1), 1, ""},
-		"crds in flow style":               {whole + "-- crds/a.yaml --\n" + flow + "\n", 1, ""},
-		"crds in a list":                   {whole + "-- crds/a.yaml --\n" + `{"apiVersion":"v1","kind":"List","items":[` + asJSON(t, manifest("v1")) + "," + asJSON(t, gears("v1")) + "]}\n", 2, ""},
-		"crds that Helm does not read":     {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- crds/README.md --\nkind: CustomResourceDefinition\n", 1, ""},
-		"of a subchart":                    {whole + "-- charts/sub/crds/a.yaml --\n" + manifest("v1"), 1, ""},
-		"of a subchart's subchart":         {whole + "-- charts/sub/charts/sub/templates/a.yaml --\n" + manifest("v1"), 1, ""},
-		"of a packed subchart":             {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- charts/sub-0.1.0.tgz --\n", 0, "it is packed"},
-		"of a subchart that is not there":  {"-- Chart.yaml --\ndependencies:\n- name: sub\n-- crds/a.yaml --\n" + manifest("v1"), 0, "it needs the chart sub, which helm dependency build brings"},
-		"of a subchart that is there":      {"-- Chart.yaml --\ndependencies:\n- name: sub\n-- charts/sub/Chart.yaml --\n-- crds/a.yaml --\n" + manifest("v1"), 1, ""},
-		"of a folder beside subcharts":     {whole + "-- crds/a.yaml --\n" + manifest("v1") + "-- charts/_sub/crds/a.yaml --\n" + gears("v1"), 1, ""},
-		"templates with directives":        {whole + template + "{{- if .Values.crds.install }}\n" + manifest("v1") + "{{- end }}\n", 1, ""},
-		"templates with labels":            {whole + template + strings.Replace(manifest("v1"), "spec:", "  {{- include \"labels\" . | nindent 2 }}\nspec:", 1), 1, ""},
-		"templates of any name":            {whole + "-- templates/x.tpl --\n" + manifest("v1"), 1, ""},
-		"templates that compute":           {whole + template + strings.Replace(manifest("v1"), "name: v1", `name: "{{ .Values.version }}"`, 1), 0, "directives inside a spec"},
-		"templates that are none":          {whole + template + strings.Replace(manifest("v1"), "group: example.com", "group: {{ .Values.group }}.x", 1), 0, "directives inside a spec"},
-		"templates with a computed kind":   {whole + template + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", `kind: {{ "CustomResourceDefinition" }}`, 1), 0, "yaml"},
-		"templates with a quoted kind":     {whole + template + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", `kind: "{{ print "CustomResourceDefinition" }}"`, 1), 0, "yaml"},
-		"templates of a kind in values":    {whole + template + "# CustomResourceDefinition or not\n" + strings.Replace(manifest("v1"), "kind: CustomResourceDefinition", `kind: '{{ .Values.kind }}'`, 1), 0, "a kind is computed"},
-		"templates that drop a version":    {whole + template + dropped, 0, "directives inside a spec"},
-		"templates that drop in comments":  {whole + template + strings.NewReplacer("{{- if .Values.old }}", "# {{- if .Values.old }}", "{{- end }}", "# {{- end }}").Replace(dropped), 0, "directives inside a spec"},
-		"templates that drop after a line": {whole + template + strings.NewReplacer("  versions:\n  {{- if .Values.old }}", "  versions: # {{- if .Values.old }}", "\n  {{- end }}", " # {{- end }}").Replace(dropped), 0, "directives inside a spec"},
-		"templates that drop in strings":   {whole + template + strings.NewReplacer("  {{- if .Values.old }}\n", "", "  {{- end }}\n", "", "scope: Namespaced", `scope: "Namespaced{{ if .Values.old }}"`).Replace(dropped) + "  x: '{{ end }}'\n", 0, "directives inside a spec"},
-		"templates beside others":          {whole + template + manifest("v1") + "---\nkind: Deployment\nspec:\n  {{- if .Values.x }}\n  image: '{{ .Values.image }}'\n  {{- end }}\n", 1, ""},
-		"templates on one line":            {whole + template + "{{ if .Values.crds }}" + asJSON(t, manifest("v1")) + "{{ end }}\n", 0, "directives inside a spec"},
-		"templates that choose":            {whole + template + "{{ if .Values.old }}\n" + manifest("v1") + "{{ else }}\n---\n" + manifest("v1", "v2") + "{{ end }}\n", 0, "twice, with different versions"},
-		"templates with other files":       {whole + template + `{{ .Files.Get "crds.txt" }}` + "\n", 0, "it has other files rendered"},
-		"templates that are included":      {whole + template + `{{ include "crds" . }}` + "\n-- templates/_crds.tpl --\n{{ define \"crds\" }}\n" + manifest("v1") + "{{ end }}\n", 0, "other templates may include it"},
-		"templates that are not rendered":  {whole + "-- templates/_x.yaml --\n" + manifest("v1"), 0, "other templates may include it"},
-		"templates that only name it":      {whole + "-- crds/a.yaml --\n" + manifest("v1") + template + "apiVersion: v1\nkind: ConfigMap\ndata: {about: a CustomResourceDefinition}\n-- templates/NOTES.txt --\nCustomResourceDefinition {{ .Values.x }}\n", 1, ""},
-		"none":                             {whole + template + "kind: ConfigMap\n", 0, "has no CustomResourceDefinition"},
-		"no chart":                         {"-- crds/a.yaml --\n" + manifest("v1"), 0, "is no directory of a Helm chart"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			dir := t.TempDir()
-			for _, f := range txtar.Parse([]byte(test.files)).Files {
-				file := filepath.Join(dir, f.Name)
-				must(t, os.MkdirAll(filepath.Dir(file), 0o700))
-				must(t, os.WriteFile(file, f.Data, 0o600))
-			}
-			wantChart(t, dir, test.found, test.err)
-		})
-	}
-	t.Run("behind a link", func(t *testing.T) {
-		dir, crds := t.TempDir(), t.TempDir()
-		if err := errors.Join(os.WriteFile(filepath.Join(dir, "Chart.yaml"), nil, 0o600), os.WriteFile(filepath.Join(crds, "a.yaml"), []byte(manifest("v1")), 0o600),
-			os.Symlink(crds, filepath.Join(dir, "crds"))); err != nil {
-			t.Fatal(err)
-		}
-		wantChart(t, dir, 0, "it is a link to a folder")
-		link := filepath.Join(t.TempDir(), "chart")
-		if err := errors.Join(os.Remove(filepath.Join(dir, "crds")), os.Mkdir(filepath.Join(dir, "crds"), 0o700),
-			os.Symlink(filepath.Join(crds, "a.yaml"), filepath.Join(dir, "crds", "a.yaml")), os.Symlink(dir, link)); err != nil {
-			t.Fatal(err)
-		}
-		wantChart(t, link, 1, "")
-		must(t, errors.Join(os.Symlink(crds, filepath.Join(dir, "docs")), os.Symlink("nowhere", filepath.Join(dir, "LICENSE"))))
-		wantChart(t, dir, 1, "")
-		must(t, os.Symlink("nowhere", filepath.Join(dir, "templates")))
-		wantChart(t, dir, 0, "no such file")
-	})
-}
-
-// wantChart expects so many definitions in a chart, or an error that says why not all are known, with the
-// command to run instead.
-func wantChart(t *testing.T, dir string, want int, text string) {
-	t.Helper()
-	found, err := (&options{Config: Config{Program: "kubectl concord"}}).definedBy(dir)
-	switch {
-	case text == "":
-		if err != nil || len(found) != want {
-			t.Errorf("found %v, %v", found, err)
-		}
-	case err == nil || !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "\n"):
-		t.Errorf("found %v, %v; want one line with %q", found, err, text)
-	case strings.Contains(err.Error(), "cannot be judged") && !strings.HasSuffix(err.Error(), ": helm template --include-crds "+dir+" | kubectl concord preflight --crd -"):
-		t.Errorf("no way out is told: %v", err)
 	}
 }
 

@@ -62,7 +62,7 @@ type options struct {
 	Config
 	to, backTo                  string
 	emulation, minCompatibility string
-	crds, charts, uninstall     []string
+	crds, uninstall             []string
 	output                      string
 	all, count                  bool
 	in                          io.Reader
@@ -80,9 +80,9 @@ The change is one of these:
 
   --to, --back-to                                    servers of another release
   --emulation-version, --min-compatibility-version   servers of this release at other versions
-  --crd, --chart, --uninstall-crd                    CustomResourceDefinitions applied or deleted
+  --crd, --uninstall-crd                             CustomResourceDefinitions applied or deleted
 
-Each of the last three may be repeated: the definitions are checked in the given order, as if
+Each of the last two may be repeated: the definitions are checked in the given order, as if
 they were applied one after the other.
 
 The stored encodings are read from a live cluster: from its StorageStates, from the failures of
@@ -95,10 +95,8 @@ The command also looks for objects that stay readable but that the server would 
 they are written again, because of CEL expressions with functions that it lacks, or of names of
 Services. These objects are listed, but do not change the answer.
 
---chart reads the files in crds/, and those files in templates/ that contain plain
-CustomResourceDefinitions; template directives may only stand around a definition or in its
-metadata. A chart with other templates of CustomResourceDefinitions, or with packed subcharts,
-is not checked. Render it first: helm template --include-crds DIR | ` + config.Program + ` preflight --crd -
+The definitions of a Helm chart are checked as Helm renders them:
+helm template --include-crds CHART | ` + config.Program + ` preflight --crd -
 
 The answer is safe (exit code 0), unsafe (2) or unknown (1), with the reason, the first objects
 and what to do. Errors exit with 1, too. -o junit and -o sarif are for CI.`,
@@ -127,7 +125,6 @@ and what to do. Errors exit with 1, too. -o junit and -o sarif are for CI.`,
 	flags.StringVar(&o.emulation, "emulation-version", "", "the release that this release's servers are to emulate")
 	flags.StringVar(&o.minCompatibility, "min-compatibility-version", "", "the oldest release that must be able to read what they will store")
 	flags.StringArrayVar(&o.crds, "crd", nil, "a file of CustomResourceDefinitions that are to be applied, or - for stdin; may be repeated")
-	flags.StringArrayVar(&o.charts, "chart", nil, "the directory of a Helm chart whose CustomResourceDefinitions are to be applied; may be repeated")
 	flags.StringArrayVar(&o.uninstall, "uninstall-crd", nil, "the name of a CustomResourceDefinition that is to be deleted; may be repeated")
 	flags.BoolVar(&o.count, "count", true, "in a live cluster, have a server count the stored objects")
 	flags.BoolVar(&o.all, "all", false, "list in the text what is safe, too")
@@ -146,7 +143,7 @@ Without any of these flags and without $KUBECONFIG it is the etcd in ./.concord.
 
 func (o *options) validate() error {
 	given := 0
-	for _, is := range []bool{o.to != "", o.backTo != "", o.emulation+o.minCompatibility != "", len(o.crds) > 0, len(o.charts) > 0, len(o.uninstall) > 0} {
+	for _, is := range []bool{o.to != "", o.backTo != "", o.emulation+o.minCompatibility != "", len(o.crds) > 0, len(o.uninstall) > 0} {
 		if is {
 			given++
 		}
@@ -155,9 +152,9 @@ func (o *options) validate() error {
 	case !slices.Contains(verdict.Formats, o.output):
 		return fmt.Errorf("--output is %q; it can be %s", o.output, strings.Join(verdict.Formats, ", "))
 	case given == 0:
-		return errors.New("say which server is to start, --to or --back-to a release or --emulation-version; or which definition is to change, --crd, --chart or --uninstall-crd")
+		return errors.New("say which server is to start, --to or --back-to a release or --emulation-version; or which definition is to change, --crd or --uninstall-crd")
 	case given > 1:
-		return errors.New("give one of --to, --back-to, --emulation-version (with --min-compatibility-version), --crd, --chart and --uninstall-crd")
+		return errors.New("give one of --to, --back-to, --emulation-version (with --min-compatibility-version), --crd and --uninstall-crd")
 	}
 	return nil
 }
@@ -177,7 +174,7 @@ func (o *options) run(ctx context.Context, out io.Writer) error {
 }
 
 func (o *options) report(ctx context.Context) (report verdict.Report, err error) {
-	if len(o.crds)+len(o.charts)+len(o.uninstall) > 0 {
+	if len(o.crds)+len(o.uninstall) > 0 {
 		return o.definitions(ctx)
 	}
 	target, rules, err := o.target()
