@@ -58,9 +58,8 @@ func (d Definition) Stored() *compat.StoredCRD {
 	return &compat.StoredCRD{Versions: d.encodings(d.Versions), StoredVersions: d.encodings(d.StoredVersions)}
 }
 
-// Change is a CustomResourceDefinition that will be applied or deleted.
+// Change is a CustomResourceDefinition that will be applied.
 type Change struct {
-	// Wanted is the definition to be applied; nil: the definition will be deleted.
 	Wanted *Definition
 	// Present is the current definition; nil: there is none or, with Unread, it cannot be read.
 	Present *Definition
@@ -71,10 +70,7 @@ type Change struct {
 	Stored compat.Stored
 }
 
-const (
-	coversApply  = "the versions that stored objects are in. Not looked at: rules, conversion, and what else the API server refuses"
-	coversDelete = "the objects that would be deleted with the definition"
-)
+const coversApply = "the versions that stored objects are in. Not looked at: rules, conversion, and what else the API server refuses"
 
 // OfDefinitions judges definitions that will be applied.
 func OfDefinitions(changes []Change) Report {
@@ -97,19 +93,6 @@ func OfDefinitions(changes []Change) Report {
 	return r.settled("keep the versions that are stored until every object is migrated and status.storedVersions no longer lists them: kubectl concord why RESOURCE",
 		untold.do("have the objects counted, as a cluster admin, or in a stock cluster from its etcd (concord preflight --etcd-servers), or wait until their migrations are done: kubectl concord why RESOURCE",
 			"wait until their migrations are done: kubectl concord why RESOURCE"))
-}
-
-// OfDeletions judges definitions that will be deleted with their objects.
-func OfDeletions(changes []Change) Report {
-	r := Report{Target: "the deletion of CustomResourceDefinitions", Covers: coversDelete}
-	if len(changes) == 1 {
-		r.Target = "the deletion of CustomResourceDefinition " + changes[0].Stored.Resource.String()
-	}
-	for _, c := range changes {
-		r.Resources = append(r.Resources, c.remove())
-	}
-	return r.settled("save the objects first, or delete them yourself if nobody needs them",
-		"have the objects counted: as a cluster admin, or in a stock cluster from its etcd, concord preflight --etcd-servers")
 }
 
 // apply judges the wanted definition.
@@ -182,40 +165,4 @@ func howMany(n int64) string {
 		return ""
 	}
 	return fmt.Sprintf(" (%d)", n)
-}
-
-// remove judges the deletion of the definition, which deletes every object.
-func (c Change) remove() compat.Finding {
-	f := compat.Finding{Resource: c.Stored.Resource.String(), Stored: append([]string{}, c.Stored.Encodings...)}
-	if c.Present == nil && !c.Unread {
-		f.Verdict, f.Reason = compat.Safe, "there is no such definition"
-		return f
-	}
-	census := c.Stored.Census
-	if census == nil || census.Partial != "" {
-		f.Reason = "objects were not counted"
-		if census != nil {
-			f.Reason += ": " + census.Partial
-		}
-		return f
-	}
-	f.Stored = []string{}
-	n := census.Encrypted + census.Unreadable
-	for encoding, objects := range census.Objects {
-		n += objects
-		f.Stored = append(f.Stored, encoding)
-		f.First = append(f.First, census.First[encoding]...)
-	}
-	slices.Sort(f.Stored)
-	slices.Sort(f.First)
-	if n == 0 {
-		f.Verdict, f.Reason, f.First = compat.Safe, "nothing is stored", nil
-		return f
-	}
-	f.Verdict, f.Objects = compat.Unsafe, n
-	f.Reason = fmt.Sprintf("%d objects are deleted with it", n)
-	if n == 1 {
-		f.Reason = "1 object is deleted with it"
-	}
-	return f
 }

@@ -98,7 +98,7 @@ func TestFormats(t *testing.T) {
 	}
 }
 
-// TestDefinitions: the verdict says whether a definition may be applied, or deleted.
+// TestDefinitions: the verdict says whether a definition may be applied.
 func TestDefinitions(t *testing.T) {
 	both := &verdict.Definition{Resource: widgets, Versions: []string{"v1", "v2"}, Storage: "v1", StoredVersions: []string{"v1"}}
 	migrated := &verdict.Definition{Resource: widgets, Versions: []string{"v1", "v2"}, Storage: "v2", StoredVersions: []string{"v2"}}
@@ -115,7 +115,7 @@ func TestDefinitions(t *testing.T) {
 		return c
 	}
 	for name, test := range map[string]struct {
-		wanted, present *verdict.Definition // wanted is nil if it is to be deleted
+		wanted, present *verdict.Definition
 		stored          []string
 		unknown         bool
 		census          *compat.StoredCensus
@@ -132,11 +132,6 @@ func TestDefinitions(t *testing.T) {
 		"drops what is not pruned":         {only2, unpruned, []string{"example.com/v2"}, false, census(0, 5), compat.Unsafe, "which status.storedVersions lists: the API server refuses it"},
 		"nobody knows":                     {only2, &verdict.Definition{Resource: widgets, Versions: []string{"v2"}, Storage: "v2"}, nil, true, nil, compat.CouldNotTell, "raw values were not read"},
 
-		"delete, with objects":               {nil, both, nil, false, census(3, 5), compat.Unsafe, "8 objects are deleted with it"},
-		"delete, with one object":            {nil, both, nil, false, census(1, 0), compat.Unsafe, "1 object is deleted"},
-		"delete, empty":                      {nil, both, nil, false, census(0, 0), compat.Safe, "nothing is stored"},
-		"delete, not counted":                {nil, both, nil, false, nil, compat.CouldNotTell, "objects were not counted"},
-		"delete what is not":                 {nil, nil, nil, false, nil, compat.Safe, "there is no such definition"},
 		"new, over objects that are left":    {only2, nil, nil, false, census(1, 0), compat.Unsafe, "it drops example.com/v1, in which objects are stored (1)"},
 		"new, over what was stored before":   {only2, nil, []string{"example.com/v1"}, true, nil, compat.Unsafe, "it drops example.com/v1, in which objects may be stored"},
 		"new, over what it can read":         {only2, nil, []string{"example.com/v2"}, true, nil, compat.CouldNotTell, "raw values were not read"},
@@ -144,12 +139,7 @@ func TestDefinitions(t *testing.T) {
 		"new, over objects that it can read": {only2, nil, nil, false, census(0, 1), compat.Safe, "it keeps every version that is stored"},
 	} {
 		change := verdict.Change{Wanted: test.wanted, Present: test.present, Stored: compat.Stored{Resource: widgets, Encodings: test.stored, Unknown: test.unknown, Census: test.census}}
-		var r verdict.Report
-		if test.wanted == nil {
-			r = verdict.OfDeletions([]verdict.Change{change})
-		} else {
-			r = verdict.OfDefinitions([]verdict.Change{change})
-		}
+		r := verdict.OfDefinitions([]verdict.Change{change})
 		if r.Verdict != test.want || len(r.Resources) != 1 || !strings.Contains(r.Resources[0].Reason, test.reason) {
 			t.Errorf("%s: %s, %+v; want %s, %q", name, r.Verdict, r.Resources, test.want, test.reason)
 		}
@@ -164,9 +154,6 @@ func TestUnreadDefinition(t *testing.T) {
 	change := verdict.Change{Wanted: &verdict.Definition{Resource: widgets, Versions: []string{"v2"}, Storage: "v2"}, Unread: true, Stored: compat.Stored{Resource: widgets}}
 	if r := verdict.OfDefinitions([]verdict.Change{change}); r.Verdict != compat.CouldNotTell || r.Resources[0].Reason != "its CustomResourceDefinition cannot be read" || r.Do == "" {
 		t.Errorf("to be applied: %+v", r)
-	}
-	if r := verdict.OfDeletions([]verdict.Change{change}); r.Verdict != compat.CouldNotTell {
-		t.Errorf("to be deleted: %+v", r)
 	}
 }
 

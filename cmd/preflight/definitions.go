@@ -16,7 +16,7 @@ import (
 	"github.com/concord-dev/concord/verdict"
 )
 
-// definitions judges a change of CustomResourceDefinitions.
+// definitions judges CustomResourceDefinitions that will be applied.
 func (o *options) definitions(ctx context.Context) (report verdict.Report, err error) {
 	wanted, err := o.wanted()
 	if err != nil {
@@ -26,43 +26,25 @@ func (o *options) definitions(ctx context.Context) (report verdict.Report, err e
 	for _, d := range wanted {
 		known = append(known, d.Resource)
 	}
-	for _, name := range o.uninstall {
-		known = append(known, schema.ParseGroupResource(name))
-	}
 	world, err := o.world(ctx, known)
 	if err != nil {
 		return verdict.Report{}, err
 	}
 	defer func() { err = errors.Join(err, world.close()) }()
-	if len(o.uninstall) > 0 {
-		return o.deletion(ctx, world)
-	}
 	var changes []verdict.Change
 	before := map[schema.GroupResource][]string{}
 	for i := range wanted {
 		gr := wanted[i].Resource
-		c := o.change(ctx, world, gr, &wanted[i])
+		c := o.change(ctx, world, &wanted[i])
 		c.Before = slices.Clone(before[gr])
 		changes, before[gr] = append(changes, c), append(before[gr], wanted[i].Storage)
 	}
 	return verdict.OfDefinitions(changes), nil
 }
 
-// deletion judges the deletion of definitions.
-func (o *options) deletion(ctx context.Context, world *World) (verdict.Report, error) {
-	var changes []verdict.Change
-	for _, name := range o.uninstall {
-		gone := schema.ParseGroupResource(name)
-		if _, exists := world.Definitions[gone]; !exists {
-			return verdict.Report{}, fmt.Errorf("--uninstall-crd: there is no CustomResourceDefinition %q, whose name is <plural>.<group>: kubectl get crd", name)
-		}
-		changes = append(changes, o.change(ctx, world, gone, nil))
-	}
-	return verdict.OfDeletions(changes), nil
-}
-
 // change gathers what is known of a definition and its objects.
-func (o *options) change(ctx context.Context, w *World, gr schema.GroupResource, wanted *verdict.Definition) verdict.Change {
+func (o *options) change(ctx context.Context, w *World, wanted *verdict.Definition) verdict.Change {
+	gr := wanted.Resource
 	present, exists := w.Definitions[gr]
 	c := verdict.Change{Wanted: wanted, Present: present, Unread: exists && present == nil, Stored: compat.Stored{Resource: gr}}
 	for _, s := range w.Stored {

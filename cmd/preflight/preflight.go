@@ -62,7 +62,7 @@ type options struct {
 	Config
 	to, backTo                  string
 	emulation, minCompatibility string
-	crds, uninstall             []string
+	crds                        []string
 	output                      string
 	all, count                  bool
 	in                          io.Reader
@@ -80,10 +80,10 @@ The change is one of these:
 
   --to, --back-to                                    servers of another release
   --emulation-version, --min-compatibility-version   servers of this release at other versions
-  --crd, --uninstall-crd                             CustomResourceDefinitions applied or deleted
+  --crd                                              CustomResourceDefinitions to be applied
 
-Each of the last two may be repeated: the definitions are checked in the given order, as if
-they were applied one after the other.
+--crd may be repeated: the definitions are checked in the given order, as if they were applied
+one after the other.
 
 The stored encodings are read from a live cluster: from its StorageStates, from the failures of
 migrations, and from a census of raw values, which a server takes for cluster admins. The census
@@ -104,8 +104,7 @@ and what to do. Errors exit with 1, too. -o junit and -o sarif are for CI.`,
   PROGRAM preflight --back-to 1.35 -o json
   PROGRAM preflight --emulation-version 1.36 --min-compatibility-version 1.35
   PROGRAM preflight --crd crd.yaml -o junit
-  PROGRAM preflight --crd widgets.yaml --crd gears.yaml
-  PROGRAM preflight --uninstall-crd widgets.example.com`, "PROGRAM", config.Program),
+  PROGRAM preflight --crd widgets.yaml --crd gears.yaml`, "PROGRAM", config.Program),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				return fmt.Errorf("%q: preflight takes flags alone, --to 1.38 for example", args[0])
@@ -125,7 +124,6 @@ and what to do. Errors exit with 1, too. -o junit and -o sarif are for CI.`,
 	flags.StringVar(&o.emulation, "emulation-version", "", "the release that this release's servers are to emulate")
 	flags.StringVar(&o.minCompatibility, "min-compatibility-version", "", "the oldest release that must be able to read what they will store")
 	flags.StringArrayVar(&o.crds, "crd", nil, "a file of CustomResourceDefinitions that are to be applied, or - for stdin; may be repeated")
-	flags.StringArrayVar(&o.uninstall, "uninstall-crd", nil, "the name of a CustomResourceDefinition that is to be deleted; may be repeated")
 	flags.BoolVar(&o.count, "count", true, "in a live cluster, have a server count the stored objects")
 	flags.BoolVar(&o.all, "all", false, "list in the text what is safe, too")
 	flags.StringVarP(&o.output, "output", "o", "text", "what to print: "+strings.Join(verdict.Formats, ", "))
@@ -143,7 +141,7 @@ Without any of these flags and without $KUBECONFIG it is the etcd in ./.concord.
 
 func (o *options) validate() error {
 	given := 0
-	for _, is := range []bool{o.to != "", o.backTo != "", o.emulation+o.minCompatibility != "", len(o.crds) > 0, len(o.uninstall) > 0} {
+	for _, is := range []bool{o.to != "", o.backTo != "", o.emulation+o.minCompatibility != "", len(o.crds) > 0} {
 		if is {
 			given++
 		}
@@ -152,9 +150,9 @@ func (o *options) validate() error {
 	case !slices.Contains(verdict.Formats, o.output):
 		return fmt.Errorf("--output is %q; it can be %s", o.output, strings.Join(verdict.Formats, ", "))
 	case given == 0:
-		return errors.New("say which server is to start, --to or --back-to a release or --emulation-version; or which definition is to change, --crd or --uninstall-crd")
+		return errors.New("say which server is to start, --to or --back-to a release or --emulation-version; or which definition is to be applied, --crd")
 	case given > 1:
-		return errors.New("give one of --to, --back-to, --emulation-version (with --min-compatibility-version), --crd and --uninstall-crd")
+		return errors.New("give one of --to, --back-to, --emulation-version (with --min-compatibility-version) and --crd")
 	}
 	return nil
 }
@@ -174,7 +172,7 @@ func (o *options) run(ctx context.Context, out io.Writer) error {
 }
 
 func (o *options) report(ctx context.Context) (report verdict.Report, err error) {
-	if len(o.crds)+len(o.uninstall) > 0 {
+	if len(o.crds) > 0 {
 		return o.definitions(ctx)
 	}
 	target, rules, err := o.target()
