@@ -2,7 +2,6 @@ package verdict
 
 import (
 	"encoding/json"
-	"encoding/xml"
 	"fmt"
 	"io"
 	"strings"
@@ -11,11 +10,10 @@ import (
 )
 
 // Formats are the formats that Write can write.
-var Formats = []string{"text", "json", "junit", "sarif"}
+var Formats = []string{"text", "json", "sarif"}
 
-// Write writes the report in one of Formats: text for people, json, or the formats of CI
-// systems, junit (XML) and sarif (2.1.0). With all, text lists the safe findings, too, as the
-// other formats always do.
+// Write writes the report in one of Formats: text for people, json, or sarif (2.1.0), which CI systems show. With all,
+// text lists the safe findings, too, as json always does.
 func (r Report) Write(out io.Writer, format string, all bool) error {
 	switch format {
 	case "text":
@@ -23,8 +21,6 @@ func (r Report) Write(out io.Writer, format string, all bool) error {
 		return err
 	case "json":
 		return writeJSON(out, r)
-	case "junit":
-		return r.junit(out)
 	case "sarif":
 		return writeJSON(out, r.sarif())
 	}
@@ -35,61 +31,6 @@ func writeJSON(out io.Writer, v any) error {
 	encoder := json.NewEncoder(out)
 	encoder.SetIndent("", "  ")
 	return encoder.Encode(v)
-}
-
-type junitSuite struct {
-	XMLName  xml.Name    `xml:"testsuite"`
-	Name     string      `xml:"name,attr"`
-	Tests    int         `xml:"tests,attr"`
-	Failures int         `xml:"failures,attr"`
-	Errors   int         `xml:"errors,attr"`
-	Cases    []junitCase `xml:"testcase"`
-	Output   string      `xml:"system-out,omitempty"`
-}
-
-type junitCase struct {
-	Name    string      `xml:"name,attr"`
-	Class   string      `xml:"classname,attr"`
-	Failure *junitFault `xml:"failure,omitempty"`
-	Error   *junitFault `xml:"error,omitempty"`
-}
-
-type junitFault struct {
-	Message string `xml:"message,attr"`
-	Text    string `xml:",chardata"`
-}
-
-// junit writes a test case for each resource: a failure if it is unsafe, an error if that is unknown.
-func (r Report) junit(out io.Writer) error {
-	suite := junitSuite{Name: "concord preflight: " + r.Target, Tests: len(r.Resources)}
-	for _, f := range r.Resources {
-		c := junitCase{Name: f.Resource, Class: "concord.preflight"}
-		fault := &junitFault{Message: f.Reason, Text: strings.Join([]string{"stored as " + strings.Join(f.Stored, ", "), whichOf(f), r.Do}, "\n")}
-		switch f.Verdict {
-		case compat.Unsafe:
-			suite.Failures++
-			c.Failure = fault
-		case compat.CouldNotTell:
-			suite.Errors++
-			c.Error = fault
-		case compat.Safe:
-		}
-		suite.Cases = append(suite.Cases, c)
-	}
-	suite.Output = strings.TrimPrefix(r.warned(), "\n")
-	if line := r.unread(); line != "" {
-		suite.Output = wrapped("", line) + suite.Output
-	}
-	if _, err := io.WriteString(out, xml.Header); err != nil {
-		return err
-	}
-	encoder := xml.NewEncoder(out)
-	encoder.Indent("", "  ")
-	if err := encoder.Encode(suite); err != nil {
-		return err
-	}
-	_, err := io.WriteString(out, "\n")
-	return err
 }
 
 // The part of SARIF 2.1.0 that is used.

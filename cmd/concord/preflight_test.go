@@ -463,7 +463,7 @@ func TestPreflightErrors(t *testing.T) {
 		"no such kubeconfig": {[]string{"--to", "1.38", "--kubeconfig", "/nowhere/kubeconfig"}, "/nowhere/kubeconfig"},
 		"nobody there":       {[]string{"--to", "1.38", "--kubeconfig", kubeconfig(t, refuses.URL)}, "connection refused"},
 		"no etcd there":      {[]string{"--to", "1.38", "--data-dir", t.TempDir()}, "there is no etcd in"},
-		"no such output":     {[]string{"--to", "1.38", "-o", "yaml"}, "it can be text, json, junit, sarif"},
+		"no such output":     {[]string{"--to", "1.38", "-o", "yaml"}, "it can be text, json, sarif"},
 		"an argument":        {[]string{"everything"}, "preflight takes flags alone"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -99,11 +99,11 @@ The definitions of a Helm chart are checked as Helm renders them:
 helm template --include-crds CHART | ` + config.Program + ` preflight --crd -
 
 The answer is safe (exit code 0), unsafe (2) or unknown (1), with the reason, the first objects
-and what to do. Errors exit with 1, too. -o junit and -o sarif are for CI.`,
+and what to do. Errors exit with 1, too. -o sarif is for CI.`,
 		Example: strings.ReplaceAll(`  PROGRAM preflight --to 1.38
   PROGRAM preflight --back-to 1.35 -o json
   PROGRAM preflight --emulation-version 1.36 --min-compatibility-version 1.35
-  PROGRAM preflight --crd crd.yaml -o junit
+  PROGRAM preflight --crd crd.yaml -o sarif
   PROGRAM preflight --crd widgets.yaml --crd gears.yaml`, "PROGRAM", config.Program),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
