@@ -45,8 +45,8 @@ func newDefinitions() *definitions {
 }
 
 // watchDefinitions watches all definitions. It calls changed with the resource of each definition that changes in a
-// field on which anything depends, and noted with every state of a definition and the one before.
-func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), noted func(was, is *apiextensionsv1.CustomResourceDefinition)) *definitions {
+// field on which anything depends, and noted with every state of a definition.
+func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), noted func(*apiextensionsv1.CustomResourceDefinition)) *definitions {
 	d := newDefinitions()
 	d.source = d.watching(c, changed, noted)
 	return d
@@ -54,7 +54,7 @@ func watchDefinitions(c client.WithWatch, changed func(schema.GroupResource), no
 
 // watching returns what watches the definitions that the options choose. It keeps no schemas, which are most
 // of a definition.
-func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupResource), noted func(was, is *apiextensionsv1.CustomResourceDefinition), options ...client.ListOption) cache.Controller {
+func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupResource), noted func(*apiextensionsv1.CustomResourceDefinition), options ...client.ListOption) cache.Controller {
 	d.mu.Lock()
 	d.watched = true
 	d.mu.Unlock()
@@ -66,7 +66,7 @@ func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupReso
 			AddFunc: func(obj any, initial bool) {
 				crd := obj.(*apiextensionsv1.CustomResourceDefinition)
 				d.note(crd, initial, false)
-				noted(nil, crd)
+				noted(crd)
 				changed(migrationv1alpha1.ResourceOf(crd))
 			},
 			UpdateFunc: func(old, obj any) {
@@ -75,7 +75,7 @@ func (d *definitions) watching(c client.WithWatch, changed func(schema.GroupReso
 					return
 				}
 				d.note(is, false, newer(was, is)) // as after etcd was restored from a backup
-				noted(was, is)
+				noted(is)
 				if !same(was, is) {
 					changed(migrationv1alpha1.ResourceOf(is))
 				}

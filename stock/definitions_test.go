@@ -104,7 +104,7 @@ func TestDefinitionsListedAnew(t *testing.T) {
 			return nil, apierrors.NewResourceExpired("too old resource version")
 		},
 	})
-	d := watchDefinitions(c, func(schema.GroupResource) {}, func(_, _ *apiextensionsv1.CustomResourceDefinition) {})
+	d := watchDefinitions(c, func(schema.GroupResource) {}, func(*apiextensionsv1.CustomResourceDefinition) {})
 	go d.run(t.Context())
 	said := func(what string, condition func([]agree.Encoding) bool) {
 		t.Helper()
@@ -168,7 +168,7 @@ func TestDefinitionsInPages(t *testing.T) {
 			return nil
 		},
 	})
-	d := watchDefinitions(c, func(schema.GroupResource) {}, func(_, _ *apiextensionsv1.CustomResourceDefinition) {})
+	d := watchDefinitions(c, func(schema.GroupResource) {}, func(*apiextensionsv1.CustomResourceDefinition) {})
 	go d.run(t.Context())
 	if !cache.WaitForCacheSync(t.Context().Done(), d.source.HasSynced) || len(d.all()) != all {
 		t.Errorf("%d of %d are known", len(d.all()), all)
@@ -186,7 +186,7 @@ func TestDefinitionChanges(t *testing.T) {
 		},
 	})
 	events := make(chan string, 100)
-	d := watchDefinitions(c, func(schema.GroupResource) { events <- "told" }, func(_, is *apiextensionsv1.CustomResourceDefinition) { events <- "is so" })
+	d := watchDefinitions(c, func(schema.GroupResource) { events <- "told" }, func(*apiextensionsv1.CustomResourceDefinition) { events <- "is so" })
 	go d.run(t.Context())
 	next := func() string {
 		t.Helper()

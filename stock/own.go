@@ -117,7 +117,7 @@ func NewOwn(config Config) (*Own, error) {
 func (o *Own) Watch(ctx context.Context, names []string) {
 	var wg sync.WaitGroup
 	for _, name := range names {
-		source := o.observer.definitions.watching(o.objects, func(schema.GroupResource) {}, func(_, _ *apiextensionsv1.CustomResourceDefinition) {},
+		source := o.observer.definitions.watching(o.objects, func(schema.GroupResource) {}, func(*apiextensionsv1.CustomResourceDefinition) {},
 			client.MatchingFields{metav1.ObjectNameField: name})
 		wg.Go(func() { source.RunWithContext(ctx) })
 	}

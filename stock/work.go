@@ -104,15 +104,14 @@ func (c *controllers) newObserver(states map[schema.GroupResource]evolve.State, 
 
 // work holds the parts of an elected process.
 type work struct {
-	config    Config
-	objects   client.WithWatch
-	observer  *observer
-	trigger   *trigger.Controller
-	migrate   *claim.Controller
-	policy    *policy
-	fields    *fields
-	elsewhere *elsewhere
-	tally     *tally.Controller
+	config   Config
+	objects  client.WithWatch
+	observer *observer
+	trigger  *trigger.Controller
+	migrate  *claim.Controller
+	policy   *policy
+	fields   *fields
+	tally    *tally.Controller
 }
 
 func (c *controllers) work(ctx context.Context) error {
@@ -144,7 +143,6 @@ func (c *controllers) work(ctx context.Context) error {
 			run("mirror", c.mirror)
 		}
 		run("tally", w.tally.Run)
-		run("elsewhere", w.elsewhere.run)
 		if w.config.CleanFields {
 			run("managed-fields", w.fields.run)
 		}
@@ -202,14 +200,10 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 		Client: view, Kinds: o, Instance: c.config.Instance, Clock: c.config.Clock, Policy: w.policy.of, LastLook: m.lastLookAt, Ended: ended,
 		Logger: c.config.Logger.WithName("trigger"),
 	})
-	w.elsewhere = newElsewhere(c.objects, c.config)
 	o.definitions = watchDefinitions(c.objects, func(gr schema.GroupResource) {
 		o.hurry()
 		w.trigger.Look(gr)
-	}, func(was, is *apiextensionsv1.CustomResourceDefinition) {
-		w.elsewhere.note(was, is)
-		w.migrate.ObserveDefinition(is)
-	})
+	}, func(is *apiextensionsv1.CustomResourceDefinition) { w.migrate.ObserveDefinition(is) })
 	if w.fields, err = newFields(c.config, c.objects, o.definitions); err != nil {
 		return nil, err
 	}

@@ -30,10 +30,6 @@ func NewEvents(m *StorageVersionMigration, instance, kind, reason, note string, 
 	return events
 }
 
-// ReasonMigratedElsewhere is that of an event about a definition whose resource
-// kube-controller-manager migrates.
-const ReasonMigratedElsewhere = "MigratedElsewhere"
-
 // ReasonFieldsNotCleaned is that of an event about a definition some of whose objects may have
 // managedFields that name versions which are not served any more.
 const ReasonFieldsNotCleaned = "ManagedFieldsNotCleaned"
