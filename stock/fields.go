@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -56,33 +57,10 @@ type fields struct {
 	logger      logr.Logger
 	// turn waits until the next object may be written.
 	turn func(context.Context) error
-	// done are the versions for which resources were looked through, failed those for which
-	// that failed. Only run uses them.
+	// done are the versions for which resources were looked through; only run uses it. failed puts off those for which
+	// that failed, by both.
 	done   map[schema.GroupResource]string
-	failed map[schema.GroupResource]fieldsFailure
-}
-
-// fieldsFailure is how often a resource was looked through in vain for the same versions, and when
-// it is tried again.
-type fieldsFailure struct {
-	versions string
-	times    int
-	again    time.Time
-}
-
-// next is the failure that follows this one.
-func (f fieldsFailure) next(versions string, now time.Time) fieldsFailure {
-	next := fieldsFailure{versions: versions, times: 1}
-	if f.versions == versions {
-		next.times += f.times
-	}
-	next.again = now.Add(evolve.Backoff(next.times))
-	return next
-}
-
-// waits says whether it is too early to try these versions again.
-func (f fieldsFailure) waits(versions string, now time.Time) bool {
-	return f.versions == versions && now.Before(f.again)
+	failed *flowcontrol.Backoff
 }
 
 func newFields(config Config, c client.WithWatch, d *definitions) (*fields, error) {
@@ -94,9 +72,13 @@ func newFields(config Config, c client.WithWatch, d *definitions) (*fields, erro
 	if err != nil {
 		return nil, err
 	}
+	failed := flowcontrol.NewBackOff(evolve.Backoff(1), evolve.MaxBackoff)
+	failed.Clock = config.Clock
+	// To look through all objects may take longer than any pause.
+	failed.HasExpiredFunc = func(now, last time.Time, _ time.Duration) bool { return now.Sub(last) > 24*time.Hour }
 	return &fields{
 		definitions: d, objects: c, api: api, metadata: m, instance: config.Instance, clock: config.Clock, logger: config.Logger.WithName("managed-fields"),
-		turn: patchesPerSecond(int(config.MaxObjectsPerSecond)), done: map[schema.GroupResource]string{}, failed: map[schema.GroupResource]fieldsFailure{},
+		turn: patchesPerSecond(int(config.MaxObjectsPerSecond)), done: map[schema.GroupResource]string{}, failed: failed,
 	}, nil
 }
 
@@ -125,12 +107,13 @@ func (f *fields) run(ctx context.Context) {
 // look looks through the resources that need it now. One resource that fails is put off, longer each time.
 func (f *fields) look(ctx context.Context) {
 	maps.DeleteFunc(f.done, func(gr schema.GroupResource, _ string) bool { return f.definitions.of(gr) == nil })
-	maps.DeleteFunc(f.failed, func(gr schema.GroupResource, _ fieldsFailure) bool { return f.definitions.of(gr) == nil })
+	f.failed.GC()
 	for _, crd := range f.definitions.all() {
 		gr := migrationv1alpha1.ResourceOf(crd)
 		versions, stored := served(crd)
 		told := strings.Join(versions, ",")
-		if told == "" || f.done[gr] == told || f.failed[gr].waits(told, f.clock.Now()) {
+		id := gr.String() + " " + told
+		if told == "" || f.done[gr] == told || f.failed.IsInBackOffSinceUpdate(id, f.clock.Now()) {
 			continue
 		}
 		err := f.one(ctx, crd, versions, stored)
@@ -138,12 +121,11 @@ func (f *fields) look(ctx context.Context) {
 			return
 		}
 		if err == nil {
-			delete(f.failed, gr)
+			f.failed.DeleteEntry(id)
 			continue
 		}
-		failure := f.failed[gr].next(told, f.clock.Now())
-		f.failed[gr] = failure
-		f.logger.Info("managedFields are not all looked through", "resource", gr.String(), "reason", err.Error(), "again", failure.again)
+		f.failed.Next(id, f.clock.Now())
+		f.logger.Info("managedFields are not all looked through", "resource", gr.String(), "reason", err.Error(), "again", f.clock.Now().Add(f.failed.Get(id)))
 	}
 }
 

@@ -125,13 +125,10 @@ func TestFieldsOfBadObjects(t *testing.T) {
 	if old := w.old(); len(old) != 0 || !w.done() {
 		t.Errorf("entries are left in %v, done is %t", old, w.done())
 	}
-	if len(w.fields.failed) > 0 {
-		t.Errorf("remembered are %v", w.fields.failed)
-	}
 }
 
 // TestFieldsNotServed: if the stored version is not served, no object is written in another one, and an
-// Event says what to do.
+// Event says what to do. When that is done, it is tried again at once.
 func TestFieldsNotServed(t *testing.T) {
 	w := newFieldsWorld(t, 5)
 	crd := w.fields.definitions.of(widgets).DeepCopy()
@@ -140,6 +137,12 @@ func TestFieldsNotServed(t *testing.T) {
 	w.fields.look(t.Context())
 	if notes := w.events(); len(w.asked) > 0 || w.done() || len(notes) != 1 || !strings.Contains(notes[0], "version v2, which is stored, is not served: serve it") {
 		t.Errorf("the events are %q, the requests %v", notes, w.asked)
+	}
+	crd = crd.DeepCopy()
+	crd.Spec.Versions[0].Served, crd.Spec.Versions[1].Served = false, true
+	w.fields.definitions.take(crd)
+	if w.fields.look(t.Context()); !w.done() {
+		t.Error("it is put off")
 	}
 }
 
@@ -158,20 +161,5 @@ func TestFieldsExpired(t *testing.T) {
 		if old := w.old(); len(old) != 0 || !w.done() || w.patches != len(w.objects) {
 			t.Errorf("after %q %d have entries still, done is %t, %d patches", goOn, len(old), w.done(), w.patches)
 		}
-	}
-}
-
-// TestFieldsFailure: if a resource is served in other versions than when it failed, it is tried again at
-// once.
-func TestFieldsFailure(t *testing.T) {
-	f := fieldsFailure{}.next("v2", now)
-	if !f.waits("v2", now) || f.waits("v3", now) || f.waits("v2", f.again) {
-		t.Errorf("it waits otherwise: %+v", f)
-	}
-	if second := f.next("v2", f.again); second.again.Sub(f.again) != 2*f.again.Sub(now) {
-		t.Errorf("the second pause is %v", second.again.Sub(f.again))
-	}
-	if other := f.next("v3", f.again); other.times != 1 {
-		t.Errorf("for other versions it is the %d. time", other.times)
 	}
 }
