@@ -76,9 +76,9 @@ func (d *definitions) statusOf(gvr schema.GroupVersionResource) string {
 	return ""
 }
 
-// options say how a job gives way to clients, whose requests are not seen from outside: as its
-// migration says or the controllers' flag, and else so that hardly any of its own waits at a
-// kube-apiserver.
+// options are those of a job within its bound of patches per second. They say how it gives way to clients, whose
+// requests are not seen from outside: as its migration says or the controllers' flag, and else so that hardly any of its
+// own waits at a kube-apiserver.
 func (m *migrator) options(job claim.Job) migrateapi.Options {
 	o := migrateapi.Options{MaxParallel: m.maxParallel, PageSize: pageSize, Gentle: true}
 	added := m.maxAdded
@@ -88,12 +88,6 @@ func (m *migrator) options(job claim.Job) migrateapi.Options {
 	if added != nil {
 		o.Gentle, o.MaxAdded = *added > 0, *added
 	}
-	return o
-}
-
-// bounded are the options of a job within its bound of patches per second.
-func (m *migrator) bounded(job claim.Job) migrateapi.Options {
-	o := m.options(job)
 	if o.Pacer = m.pacer; o.Pacer == nil {
 		o.Pacer = m.newPacer(ptr.Deref(job.MaxPerSecond, m.maxPerSecond))
 	}
@@ -108,7 +102,7 @@ func (m *migrator) newPacer(maxPerSecond int64) *pace.Pacer {
 
 // Rewrite implements claim.Rewriter.
 func (m *migrator) Rewrite(ctx context.Context, job claim.Job, progress func(claim.Progress)) (claim.Result, error) {
-	options := m.bounded(job)
+	options := m.options(job)
 	m.setProven(job.GroupResource, provenAt{})
 	began := time.Now()
 	own := observed.NewOwnWrites(m.since(ctx, job))
@@ -165,7 +159,7 @@ func (m *migrator) lastLook(ctx context.Context, job claim.Job) error {
 	if proven.encoding != job.Encoding {
 		proven = provenAt{encoding: job.Encoding}
 	}
-	options := m.bounded(job)
+	options := m.options(job)
 	proof, listed, err := m.prover.prove(ctx, job, exam{
 		replicas: m.observer.replicas(), turn: migrateapi.Turns(options), last: true, later: observed.NewOwnWrites(proven.resourceVersion).Later,
 	})

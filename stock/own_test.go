@@ -300,7 +300,7 @@ func TestOwnHindered(t *testing.T) {
 // TestOwnBound: the bound on objects per second is one of all definitions together.
 func TestOwnBound(t *testing.T) {
 	w := newOwnWorld(t)
-	if a, b := w.migrator.bounded(widgetJob), w.migrator.bounded(widgetJob); a.Pacer != b.Pacer {
+	if a, b := w.migrator.options(widgetJob), w.migrator.options(widgetJob); a.Pacer != b.Pacer {
 		t.Error("two migrations have a bound each")
 	}
 }

@@ -333,24 +333,7 @@ func (r Report) Err() error {
 	}
 	which := fmt.Sprintf("%s of %d resources", firstOf(names[:min(1, len(names))], int64(len(names))), len(r.Resources)) // the report lists more
 	if r.Verdict == compat.Unsafe {
-		return Error{r.Verdict, fmt.Sprintf("unsafe: %s, for %s: %s", which, r.Target, r.Do)}
+		return fmt.Errorf("unsafe: %s, for %s: %s", which, r.Target, r.Do)
 	}
-	return Error{r.Verdict, fmt.Sprintf("could not tell about %s: %s", which, r.Do)}
-}
-
-// Error is a verdict other than safe.
-type Error struct {
-	Verdict compat.Safety
-	message string
-}
-
-// Error implements error.
-func (e Error) Error() string { return e.message }
-
-// ExitCode is the exit code of the command: 2 for unsafe, 1 for unknown.
-func (e Error) ExitCode() int {
-	if e.Verdict == compat.Unsafe {
-		return 2
-	}
-	return 1
+	return fmt.Errorf("could not tell about %s: %s", which, r.Do)
 }

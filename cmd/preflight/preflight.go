@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -167,6 +168,9 @@ func (o *options) run(ctx context.Context, out io.Writer) error {
 	}
 	if err := report.Write(out, o.output, o.all); err != nil {
 		return err
+	}
+	if report.Verdict == compat.Unsafe {
+		return program.No(report.Err().Error())
 	}
 	return report.Err()
 }

@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/verdict"
 )
@@ -34,7 +35,7 @@ func ask(t *testing.T, world World, args ...string) (a asked) {
 	cmd.SetOut(&out)
 	cmd.SetArgs(append(args, "-o", "json"))
 	a.err = cmd.ExecuteContext(t.Context())
-	var coded verdict.Error
+	var coded program.No
 	if out.Len() > 0 {
 		must(t, json.Unmarshal(out.Bytes(), &a))
 	}

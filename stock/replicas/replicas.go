@@ -26,6 +26,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
@@ -286,18 +287,12 @@ func (a *Asker) missed(r observed.Replica, refused bool) {
 	a.places.Missed(r.Process, refused, a.Clock.Now())
 }
 
-// isTimeout reports whether an error is a timeout.
-func isTimeout(err error) bool {
-	var timeout interface{ Timeout() bool }
-	return errors.As(err, &timeout) && timeout.Timeout() || errors.Is(err, context.DeadlineExceeded)
-}
-
 // streamID is the number that HTTP/2 gives a request, in the texts of its errors.
 var streamID = regexp.MustCompile(`(LastStreamID=|stream ID )\d+[,;] `)
 
 // brief is an error's text without the parts that differ each time, such as ports of connections.
 func brief(err error) string {
-	if apierrors.IsTimeout(err) || isTimeout(err) {
+	if apierrors.IsTimeout(err) || utilnet.IsTimeout(err) || errors.Is(err, context.DeadlineExceeded) {
 		return "timeout"
 	}
 	var certificate x509.CertificateInvalidError
