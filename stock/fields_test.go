@@ -3,7 +3,6 @@ package stock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -19,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	migrateapi "github.com/concord-dev/concord/migrate/api"
 )
 
 // fieldsWorld is a cluster with widgets, of which v1 is not served any more.
@@ -143,23 +141,5 @@ func TestFieldsNotServed(t *testing.T) {
 	w.fields.definitions.take(crd)
 	if w.fields.look(t.Context()); !w.done() {
 		t.Error("it is put off")
-	}
-}
-
-// TestFieldsExpired: a list whose continue token has expired goes on with a new token, or begins again.
-func TestFieldsExpired(t *testing.T) {
-	for _, goOn := range []string{"", fmt.Sprint(migrateapi.FirstPage, "-fresh")} {
-		w := newFieldsWorld(t, pageSize+10)
-		times := 0
-		w.listed = func(from int) error {
-			if times++; from == 0 || times > 2 {
-				return nil
-			}
-			return tooOld(goOn)
-		}
-		w.fields.look(t.Context())
-		if old := w.old(); len(old) != 0 || !w.done() || w.patches != len(w.objects) {
-			t.Errorf("after %q %d have entries still, done is %t, %d patches", goOn, len(old), w.done(), w.patches)
-		}
 	}
 }

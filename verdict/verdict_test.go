@@ -138,14 +138,6 @@ func TestDefinitions(t *testing.T) {
 	}
 }
 
-// TestUnreadDefinition: a definition that cannot be read does not count as one that does not exist.
-func TestUnreadDefinition(t *testing.T) {
-	change := verdict.Change{Wanted: &verdict.Definition{Resource: widgets, Versions: []string{"v2"}, Storage: "v2"}, Unread: true, Stored: compat.Stored{Resource: widgets}}
-	if r := verdict.OfDefinitions([]verdict.Change{change}); r.Verdict != compat.CouldNotTell || r.Resources[0].Reason != "its CustomResourceDefinition cannot be read" || r.Do == "" {
-		t.Errorf("to be applied: %+v", r)
-	}
-}
-
 // TestEvidence: for each resource, the migration that ended last counts.
 func TestEvidence(t *testing.T) {
 	migration := func(name string, hour int, succeeded bool) migrationv1alpha1.StorageVersionMigration {

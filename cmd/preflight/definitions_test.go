@@ -5,9 +5,6 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
-
-	"github.com/concord-dev/concord/compat"
-	"github.com/concord-dev/concord/verdict"
 )
 
 func manifest(versions ...string) string {
@@ -88,17 +85,6 @@ func TestParse(t *testing.T) {
 		}
 		if test.err == "" && strings.Join(got, "; ") != test.want {
 			t.Errorf("%s: found %q, want %q", name, got, test.want)
-		}
-	}
-}
-
-// TestTarget: each of the flags that name a release leads to a target with Kubernetes' resources.
-func TestTarget(t *testing.T) {
-	for _, o := range []options{{to: "1.38"}, {backTo: "1.35"}, {to: compat.Binary}, {emulation: "1.36"}} {
-		o.Lifecycles = verdict.Lifecycles
-		target, _, err := o.target()
-		if err != nil || len(target.Resources()) < 50 {
-			t.Errorf("%+v: %v", o.to+o.backTo+o.emulation, err)
 		}
 	}
 }

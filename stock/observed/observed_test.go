@@ -271,23 +271,6 @@ func TestAgreementSettles(t *testing.T) {
 	}
 }
 
-// TestSettlesSinceTheAnswers: the time to settle begins when all have answered, since requests may have begun until
-// then.
-func TestSettlesSinceTheAnswers(t *testing.T) {
-	m := NewMemory(Config{Settle: settle})
-	slow := defined(round(0, map[string]Answer{"a": shows(widgets, "example.com/v2")}), "example.com/v2")
-	slow.Asked = slow.Began.Add(10 * time.Second)
-	m.Observe(slow)
-	for _, tc := range []struct {
-		after time.Duration
-		want  agree.Encoding
-	}{{settle, ""}, {settle + 9*time.Second, ""}, {settle + 10*time.Second, "example.com/v2"}} {
-		if got := remembered(t, m, widgets, defined(round(tc.after, map[string]Answer{"a": shows(widgets, "example.com/v2")}), "example.com/v2")); got.Common != tc.want {
-			t.Errorf("after %v: %+v", tc.after, got)
-		}
-	}
-}
-
 // TestSilence: all had agreed and everything was migrated; then a kube-apiserver does not answer any more. It may be
 // paused in the middle of writing an old version. So, as long as storedVersions have that version, a new epoch
 // begins, in which everything is migrated and proven once more.
