@@ -8,6 +8,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/apiserver/pkg/cel/environment"
 )
 
 // The lifecycles of KEP-4330's examples. They remove a version one release after its introduction, so that no version could be stored in
@@ -378,5 +379,38 @@ func TestPlanChecksVersions(t *testing.T) {
 	p := mustPlan(t, nil, Options{Emulation: version.MustParse("1.36.4")})
 	if got := p.Binary.String() + " " + p.Emulation.String() + " " + p.MinCompatibility.String(); got != "1.37 1.36 1.35" {
 		t.Errorf("versions of the plan are %s", got)
+	}
+}
+
+// The CEL rows of the grid of TestTransitionGrid, on the real CEL environments, with the function of the lists library that N = 1.37 introduces. The grid's N
+// is taken as the min compatibility version: "always pass in N-1 of the compatibility version [...] as the CEL compatibility version". The
+// row "new CEL function", where "CEL function does not exist" at N-1, cannot be tested: this binary evaluates stored expressions at every
+// version that it emulates. So only the row "introduced CEL function" is.
+func TestTransitionGridCEL(t *testing.T) {
+	const (
+		n1, n      = "1.36", "1.37"
+		introduced = "[1, 2].includes(2)"
+		older      = "[1, 2].sum() == 3"
+	)
+	for _, c := range []struct {
+		expression, minCompatibility string
+		kind                         environment.Type
+		want                         bool
+	}{
+		{introduced, n1, environment.StoredExpressions, true}, // "Resources already containing CEL expression can be evaluated"
+		{introduced, n1, environment.NewExpressions, false},
+		{introduced, n, environment.StoredExpressions, true},
+		{introduced, n, environment.NewExpressions, true}, // "CEL expression can be written to resources and can be evaluated from storage"
+		{older, n1, environment.NewExpressions, true},
+		{older, n1, environment.StoredExpressions, true},
+		{older, n, environment.NewExpressions, true},
+	} {
+		env, err := environment.MustBaseEnvSet(version.MustParseMajorMinor(c.minCompatibility)).Env(c.kind)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, issues := env.Compile(c.expression); (issues.Err() == nil) != c.want {
+			t.Errorf("%s in %s with min compatibility %s: %v, want it to compile: %t", c.expression, c.kind, c.minCompatibility, issues.Err(), c.want)
+		}
 	}
 }

@@ -160,3 +160,27 @@ func wantError(t testing.TB, err error, parts ...string) {
 		}
 	}
 }
+
+// history reads the history of a feature gate, such as "1.26 alpha off, 1.27 beta on, 1.28 stable on locked, 1.35 beta on min=1.35".
+func history(t testing.TB, s string) []Phase {
+	t.Helper()
+	var out []Phase
+	for entry := range strings.SplitSeq(s, ", ") {
+		f := strings.Fields(entry)
+		p := Phase{Since: version.MustParseMajorMinor(f[0]), Stage: Stage(f[1])}
+		for _, word := range f[2:] {
+			switch v, min := strings.CutPrefix(word, "min="); {
+			case min:
+				p.MinCompatibility = version.MustParseMajorMinor(v)
+			case word == "on" || word == "off":
+				p.Default = word == "on"
+			case word == "locked":
+				p.Locked = true
+			default:
+				t.Fatalf("history %q: unknown word %q", s, word)
+			}
+		}
+		out = append(out, p)
+	}
+	return out
+}

@@ -9,6 +9,35 @@ import (
 	"k8s.io/apimachinery/pkg/util/version"
 )
 
+// Stage is how mature a feature is at one release (KEP-4330, "Feature Gate Lifecycles").
+type Stage string
+
+// The stages. A history starts anywhere and never goes back from stable to beta or from beta to alpha.
+const (
+	// StageAbsent: the release does not have the feature.
+	StageAbsent     Stage = "absent"
+	StageAlpha      Stage = "alpha"
+	StageBeta       Stage = "beta"
+	StageStable     Stage = "stable"
+	StageDeprecated Stage = "deprecated"
+	// StageRemoved: the release no longer has the feature. k8s.io/component-base has no such stage: there a feature ends by
+	// leaving the registry, once no release in range has it.
+	StageRemoved Stage = "removed"
+)
+
+// Phase is one entry of a feature's history.
+//
+// Invariant, within a history: Since never goes down; of two phases with one Since the later has a higher MinCompatibility.
+type Phase struct {
+	// Since is the first release the phase holds for.
+	Since *version.Version
+	// MinCompatibility is the lowest min compatibility version the phase holds for; nil: that of the phase before it.
+	MinCompatibility *version.Version
+	Stage            Stage
+	// Default is whether the feature is on without being asked for, Locked that it cannot be set to anything else.
+	Default, Locked bool
+}
+
 // Rule names a rule that the declared histories of feature gates must keep (KEP-4330, "Changes to Feature Gates").
 type Rule string
 
@@ -106,14 +135,17 @@ func Removable(history []Phase, binary *version.Version) bool {
 // stages lists the stages of the feature in releases in range where it could still be set: "beta in 1.34".
 func stages(history []Phase, binary *version.Version) (set []string) {
 	for _, release := range AllowedEmulation(binary) {
-		i := Feature{History: history}.phase(release, release)
-		if i < 0 {
-			continue
+		held := Phase{Stage: StageAbsent}
+		for _, p := range history { // no phase needs a later min compatibility version than its own release
+			if !p.Since.GreaterThan(release) {
+				held = p
+			}
 		}
-		switch p := history[i]; {
-		case !p.present(), p.Stage == StageAlpha, p.Stage == StageStable, p.Locked:
-		default:
-			set = append(set, fmt.Sprintf("%s in %s", p.Stage, release))
+		switch held.Stage {
+		case StageBeta, StageDeprecated:
+			if !held.Locked {
+				set = append(set, fmt.Sprintf("%s in %s", held.Stage, release))
+			}
 		}
 	}
 	return set

@@ -240,7 +240,7 @@ func TestRemovable(t *testing.T) {
 	for _, c := range []struct{ history, from string }{
 		// "must remain in code through 1.30 [...] 1.31: if featureGate enabled { // implement feature } code may be removed at this step"
 		{"1.26 alpha off, 1.27 beta on, 1.28 stable on", "1.31"},
-		// The KEP says 1.33; see TestFeatureLifecycleTables.
+		// The KEP's table says 1.33: it has the feature removed in 1.30, where the history above it says 1.31.
 		{"1.26 beta off, 1.27 deprecated off, 1.31 removed", "1.34"},
 		// "Features that are deleted before reaching Beta do not require emulation version support".
 		{"1.26 alpha off", "1.26"},

@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/pflag"
 	basecompatibility "k8s.io/component-base/compatibility"
+	"k8s.io/component-base/featuregate"
 
 	"github.com/concord-dev/concord/compat"
 )
@@ -26,8 +28,7 @@ const (
 type Flags struct {
 	set      *pflag.FlagSet
 	registry basecompatibility.ComponentGlobalsRegistry
-	known    Known
-	settings Settings
+	known    map[string]map[featuregate.Feature]featuregate.VersionedSpecs
 }
 
 // Adapt takes over --feature-gates in a flag set to which the registry's AddFlags has added its flags, so that
@@ -39,13 +40,14 @@ func Adapt(set *pflag.FlagSet, registry basecompatibility.ComponentGlobalsRegist
 	if gates == nil || emulated == nil {
 		return nil, fmt.Errorf("the flags --%s and --%s are not there to be adapted", gatesFlag, emulatedVersionFlag)
 	}
-	f := &Flags{set: set, registry: registry, known: KnownTo(registry)}
-	if f.known[Concord] == nil {
-		return nil, fmt.Errorf("component %s is not registered", Concord)
+	f := &Flags{set: set, registry: registry, known: known(registry)}
+	for _, component := range Components {
+		if f.known[component] == nil {
+			return nil, fmt.Errorf("component %s is not registered", component)
+		}
 	}
-	f.settings, _ = Split(nil, f.known) // nothing is refused of nothing
 	gates.Value = &gatesValue{Value: gates.Value, flags: f}
-	gates.Usage = fmt.Sprintf("Concord's own features are %s; their names mean them also without a component.\n", names(f.known[Concord])) + gates.Usage
+	gates.Usage = fmt.Sprintf("Concord's own features are %s; their names mean them also without a component.\n", names()) + gates.Usage
 	emulated.Value = &versionValue{emulated.Value, func(v string) error {
 		_, _, err := compat.ParseVersions(compat.BinaryVersion(), v, "")
 		return err
@@ -66,10 +68,11 @@ func Adapt(set *pflag.FlagSet, registry basecompatibility.ComponentGlobalsRegist
 	return f, nil
 }
 
-func names(features []compat.Feature) string {
+// names lists Concord's own features.
+func names() string {
 	var all []string
-	for _, f := range features {
-		all = append(all, f.Name)
+	for _, name := range slices.Sorted(maps.Keys(features)) {
+		all = append(all, string(name))
 	}
 	return strings.Join(all, ", ")
 }
@@ -142,7 +145,8 @@ func (v *twinValue) Set(s string) error {
 }
 
 // gatesValue names the component of every setting before the library's flag gets it: that one takes all without a component for kube's, and
-// refuses a mixture.
+// refuses a mixture. AllAlpha and AllBeta without a component are for all components. Some of kube's gates are never on, upstream's
+// StorageVersionAPI among them: not by AllAlpha, and asking for one is ErrRefused.
 type gatesValue struct {
 	pflag.Value
 	flags *Flags
@@ -150,39 +154,78 @@ type gatesValue struct {
 
 // Set implements pflag.Value.
 func (v *gatesValue) Set(s string) error {
-	settings, err := Split([]string{s}, v.flags.known)
-	if err != nil {
-		return err
+	var all []string
+	for value := range strings.SplitSeq(s, ",") {
+		if value = strings.TrimSpace(value); value == "" {
+			continue
+		}
+		components, pair, err := v.flags.split(value)
+		if err != nil {
+			return err
+		}
+		for _, component := range components {
+			all = append(all, component+":"+pair)
+		}
 	}
-	if err := v.Value.Set(settings.String()); err != nil {
-		return err
+	for _, name := range slices.Sorted(maps.Keys(refused)) {
+		if v.flags.known[Kube][name] != nil {
+			all = append(all, fmt.Sprintf("%s:%s=false", Kube, name))
+		}
 	}
-	v.flags.settings = v.flags.settings.with(settings)
-	return nil
+	return v.Value.Set(strings.Join(all, ","))
 }
 
-// Features returns which features are on with the flags as parsed, once the registry's Set has made its versions out of them.
-func (f *Flags) Features() ([]Row, error) { return Plan(f.known, f.settings, Versions(f.registry)) }
-
-// Set computes the registry's versions and gates from the parsed flags. Where it can, it reports errors as Check does.
-func (f *Flags) Set() error {
-	err := f.registry.Set() // versions first
-	if wrong := f.Check(); wrong != nil {
-		return wrong
+// split says which components one setting is for, "Name=true" or "concord:Name=true". Errors name it and what is allowed.
+func (f *Flags) split(value string) (components []string, pair string, err error) {
+	component, pair, named := strings.Cut(value, ":")
+	if !named {
+		pair = value
+	} else if !slices.Contains(Components, component) {
+		return nil, "", fmt.Errorf("%s: no component %s, allowed are %s", value, component, strings.Join(Components, " and "))
 	}
-	return err
+	word, state, _ := strings.Cut(pair, "=")
+	on, err := strconv.ParseBool(state)
+	if err != nil {
+		return nil, "", fmt.Errorf("%s: allowed are %s=true and %s=false", value, word, word)
+	}
+	name := featuregate.Feature(word)
+	if !named && (name == allAlpha || name == allBeta) {
+		return Components, pair, nil
+	}
+	owner := slices.IndexFunc(Components, func(c string) bool { return f.known[c][name] != nil && (!named || c == component) })
+	if owner < 0 {
+		return nil, "", fmt.Errorf("%s: there is no such feature", value)
+	}
+	if _, no := refused[name]; no && on && Components[owner] == Kube {
+		return nil, "", fmt.Errorf("%s: %w", value, refusal(name))
+	}
+	return []string{Components[owner]}, pair, nil
+}
+
+// Set computes the registry's versions and gates from the parsed flags, and checks them.
+func (f *Flags) Set() error {
+	if err := f.registry.Set(); err != nil {
+		return err
+	}
+	return f.Check()
 }
 
 // Check returns an error if the flags are wrong, once the registry's Set has computed its versions and gates from
-// them: versions out of range, features that may not be on, version flags without the gate for them, and refused
-// gates, whoever switched them on.
+// them: versions out of range, alpha features under emulation, where the library only warns, version flags without the gate for them,
+// and refused gates, whoever switched them on.
 func (f *Flags) Check() error {
-	if _, err := f.Features(); err != nil {
+	binary, versions := compat.BinaryVersion(), Versions(f.registry)
+	if err := compat.ValidateVersions(binary, versions.Emulation, versions.MinCompatibility); err != nil {
 		return err
 	}
-	for _, name := range slices.Sorted(maps.Keys(refused)) {
-		if f.known.has(Kube, string(name)) && f.registry.FeatureGateFor(Kube).Enabled(name) {
+	for _, row := range f.Features() {
+		name := featuregate.Feature(row.Feature)
+		if _, no := refused[name]; no && row.Enabled && row.Component == Kube {
 			return fmt.Errorf("%s:%s is on: %w", Kube, name, refusal(name))
+		}
+		if row.Enabled && row.Stage == "alpha" && versions.Emulation.LessThan(binary) {
+			return fmt.Errorf("--feature-gates: %s is alpha at emulation version %s, and alpha features may not be used while it is below binary version %s, allowed are beta and stable features",
+				name, versions.Emulation, binary)
 		}
 	}
 	if f.registry.FeatureGateFor(Concord).Enabled(CompatibilityVersions) {

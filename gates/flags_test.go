@@ -2,9 +2,6 @@ package gates
 
 import (
 	"errors"
-	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 
@@ -141,7 +138,10 @@ func TestRefusals(t *testing.T) {
 		{[]string{"--feature-gates=CBORServingAndStorage=true"}, []string{"CBORServingAndStorage=true", "stays off", "could not be migrated", "allowed is false"}},
 		{[]string{"--feature-gates=kubelet:A=true"}, []string{"no component kubelet", "allowed are concord and kube"}},
 		{[]string{"--feature-gates=StorageVersionAPI=maybe"}, []string{"StorageVersionAPI=maybe", "allowed are StorageVersionAPI=true and StorageVersionAPI=false"}},
-		{[]string{"--feature-gates=NoSuchFeature=true"}, []string{"NoSuchFeature"}},
+		{[]string{"--feature-gates=NoSuchFeature=true"}, []string{"--feature-gates", "NoSuchFeature=true: there is no such feature"}},
+		{[]string{"--feature-gates=concord:WatchList=true"}, []string{"concord:WatchList=true: there is no such feature"}},
+		{[]string{"--feature-gates=CRDValidationRatcheting=false,DRAAdminAccess=false"}, []string{"cannot set feature gate CRDValidationRatcheting to false, feature is locked to true", "DRAAdminAccess"}},
+		{[]string{"--emulation-version=1.36", "--feature-gates=EtcdRangeStream=true"}, []string{"cannot set feature gate EtcdRangeStream to true", "at emulated version 1.36"}},
 		{[]string{"--emulation-version=1.36", "--feature-gates=APIServingWithRoutine=true"}, []string{"APIServingWithRoutine is alpha at emulation version 1.36", "allowed are beta and stable features"}},
 		{[]string{"--emulated-version=1.36", "--feature-gates=AllAlpha=true"}, []string{"alpha features may not be used while it is below binary version 1.37"}},
 		{[]string{"--emulation-version=1.36", "--emulated-version=1.35"}, []string{"--emulation-version is 1.36", "two names of one flag"}},
@@ -240,85 +240,6 @@ func must(tb testing.TB, err error) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-}
-
-// TestFeaturesAgreeWithLibrary compares the plan with component-base's own result for
-// every real gate of component kube, at every emulation and min
-// compatibility version in range: by default, and with settings drawn at random.
-func TestFeaturesAgreeWithLibrary(t *testing.T) {
-	registered := utilfeature.DefaultMutableFeatureGate.DeepCopyAndReset()
-	features := Histories(utilfeature.DefaultMutableFeatureGate)
-	if len(features) != len(registered.GetAllVersioned())-len([]string{compat.AllAlpha, compat.AllBeta}) {
-		t.Fatalf("%d of %d gates are read", len(features), len(registered.GetAllVersioned()))
-	}
-	pairs, refused, accepted := 0, 0, 0
-	for _, e := range compat.AllowedEmulation(compat.BinaryVersion()) {
-		for _, m := range compat.AllowedMinCompatibility(compat.BinaryVersion(), e) {
-			pairs++
-			o := compat.Options{Emulation: e, MinCompatibility: m}
-			for seed := range uint64(100) {
-				settings := map[string]bool{}
-				if seed > 0 {
-					settings = drawSettings(rand.New(rand.NewPCG(seed, 0)), features)
-				}
-				gate := registered.DeepCopyAndReset()
-				must(t, gate.AddDependencies(utilfeature.DefaultMutableFeatureGate.Dependencies()))
-				must(t, gate.SetEmulationVersionAndMinCompatibilityVersion(e, m))
-				want := gate.SetFromMap(settings)
-				plan, got := compat.PlanFeatures(features, settings, o)
-				at := fmt.Sprintf("emulation %s, min compatibility %s, %v", e, m, settings)
-				if got != nil && want == nil && strings.Contains(got.Error(), "alpha features may not be used") {
-					// Component-base only warns of alpha features (KEP-4330, "Non-Goals").
-					if !slices.ContainsFunc(features, func(f compat.Feature) bool {
-						return gate.Enabled(featuregate.Feature(f.Name)) && gate.GetAll()[featuregate.Feature(f.Name)].PreRelease == featuregate.Alpha
-					}) {
-						t.Errorf("%s: %v, but no alpha feature is on", at, got)
-					}
-					continue
-				}
-				if (got == nil) != (want == nil) {
-					t.Errorf("%s: refused with %v, the library says %v", at, got, want)
-				}
-				if got != nil || want != nil {
-					refused++
-					continue
-				}
-				accepted++
-				all := gate.GetAll()
-				for _, f := range plan {
-					if spec, there := all[featuregate.Feature(f.Name)]; f.Enabled != gate.Enabled(featuregate.Feature(f.Name)) ||
-						there != (f.Stage != compat.StageAbsent) || there && stageOf(spec) != f.Stage {
-						t.Errorf("%s: %s is %s, %t: %s; the library says %+v, %t", at, f.Name, f.Stage, f.Enabled, f.Reason, spec, gate.Enabled(featuregate.Feature(f.Name)))
-					}
-				}
-			}
-		}
-	}
-	if pairs != 10 || refused == 0 || accepted == 0 {
-		t.Errorf("%d pairs of versions, %d choices refused and %d accepted: the comparison misses something", pairs, refused, accepted)
-	}
-	t.Logf("%d gates, %d pairs, %d choices accepted, %d refused", len(features), pairs, accepted, refused)
-}
-
-func stageOf(spec featuregate.FeatureSpec) compat.Stage {
-	if spec.PreRelease == featuregate.GA {
-		return compat.StageStable
-	}
-	return compat.Stage(strings.ToLower(string(spec.PreRelease)))
-}
-
-// drawSettings returns random values for up to three gates, and sometimes for AllAlpha or AllBeta.
-func drawSettings(random *rand.Rand, features []compat.Feature) map[string]bool {
-	settings := map[string]bool{}
-	for range random.IntN(4) {
-		settings[features[random.IntN(len(features))].Name] = random.IntN(2) == 0
-	}
-	for _, class := range []string{compat.AllAlpha, compat.AllBeta} {
-		if random.IntN(4) == 0 {
-			settings[class] = random.IntN(2) == 0
-		}
-	}
-	return settings
 }
 
 // TestFeatureHistories: Concord's own two gates are beta and on at every release that can be emulated: stored objects stay readable through them

@@ -24,10 +24,7 @@ resource is stored. With --features, print every feature instead, whether it is 
 				return err
 			}
 			if features {
-				rows, err := o.Features()
-				if err != nil {
-					return err
-				}
+				rows := o.Features()
 				return migrating.Printed(cmd.OutOrStdout(), output, rows, func() string { return gates.Table(rows) })
 			}
 			plan, err := o.Plan()

@@ -153,7 +153,7 @@ func (o *Options) AddVersionFlags(fs *pflag.FlagSet) {
 }
 
 // Features says which features are on, and why. It is known after Complete.
-func (o *Options) Features() ([]gates.Row, error) { return o.versions.Features() }
+func (o *Options) Features() []gates.Row { return o.versions.Features() }
 
 // ApplyLogging sets the process's logging by the flags. It may be called once in a process.
 func (o *Options) ApplyLogging() error {
