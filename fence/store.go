@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"path"
-	"slices"
 	"sync"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -108,9 +107,6 @@ func (f *Fence) Decorator(cached bool) generic.StorageDecorator {
 
 // describe reads off the decorator's arguments what kind of store is wanted.
 func (f *Fence) describe(config *storagebackend.ConfigForResource, resourcePrefix string, newFunc func() runtime.Object) (Store, error) {
-	if err := sameEtcd(config.Transport.ServerList, f.client.Endpoints()); err != nil {
-		return Store{}, err
-	}
 	enc, err := EncodingOf(config.Codec)
 	if err != nil {
 		return Store{}, err
@@ -130,19 +126,6 @@ func (f *Fence) describe(config *storagebackend.ConfigForResource, resourcePrefi
 		s.ServedVersion = u.GetAPIVersion()
 	}
 	return s, nil
-}
-
-// sameEtcd refuses a resource whose objects would be stored elsewhere than the
-// StorageVersions: no transaction spans two clusters (DESIGN 3.8).
-func sameEtcd(wanted, shared []string) error {
-	if len(wanted) == 0 || len(shared) == 0 {
-		return nil
-	}
-	wanted, shared = slices.Sorted(slices.Values(wanted)), slices.Sorted(slices.Values(shared))
-	if !slices.Equal(wanted, shared) {
-		return fmt.Errorf("etcd servers %v differ from the shared %v: a resource with its own etcd cannot be fenced, remove it from --etcd-servers-overrides", wanted, shared)
-	}
-	return nil
 }
 
 // open builds the etcd3 store, without a cache.

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/storage"
@@ -38,26 +37,6 @@ func TestEncryptedStorageVersions(t *testing.T) {
 	}
 	w.report(configMaps, by(other, "v1"))
 	wantUnavailable(t, s.Create(t.Context(), "/configmaps/b", configMap("b", "x"), nil, 0))
-}
-
-func TestOtherEtcdIsRefused(t *testing.T) {
-	w := newWorld(t)
-	config := w.config(configMaps, builtinCodec(corev1.SchemeGroupVersion))
-	build := func(servers ...string) error {
-		config.Transport.ServerList = servers
-		_, destroy, err := w.decorate(config, "/configmaps", false,
-			func() runtime.Object { return &corev1.ConfigMap{} }, func() runtime.Object { return &corev1.ConfigMapList{} })
-		if err == nil {
-			destroy()
-		}
-		return err
-	}
-	if err := build("http://127.0.0.1:1"); err == nil || !strings.Contains(err.Error(), "--etcd-servers-overrides") {
-		t.Errorf("a store on another etcd: %v", err)
-	}
-	if err := build(testEtcd.Endpoints()...); err != nil {
-		t.Errorf("a store on the shared etcd: %v", err)
-	}
 }
 
 func TestUncached(t *testing.T) {
