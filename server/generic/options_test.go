@@ -81,19 +81,6 @@ func TestFlagDefaults(t *testing.T) {
 	}
 }
 
-// TestGates: StorageVersionAPI without a component is Concord's gate, and kube's gate of that name
-// cannot be turned on.
-func TestGates(t *testing.T) {
-	if err := parse(t, "--feature-gates=StorageVersionAPI=true").Complete(); err != nil {
-		t.Error(err)
-	}
-	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
-	generic.NewOptions().AddFlags(fs)
-	if err := fs.Parse([]string{"--feature-gates=kube:StorageVersionAPI=true"}); err == nil || !strings.Contains(err.Error(), "stays off") {
-		t.Errorf("upstream's gate: %v", err)
-	}
-}
-
 // TestNegativeBound: the error names the wrong flag only.
 func TestNegativeBound(t *testing.T) {
 	o, err := tryParse(t, "--migration-max-objects-per-second=-5")
@@ -111,7 +98,7 @@ func TestRefusedFlags(t *testing.T) {
 		{"--identity-lease-duration=1500ms", "whole seconds"},
 		{"--controller-lease-duration=0s", "whole seconds"},
 		{"--identity-lease-renew-interval=8s", "at most half"},
-		{"--migration-max-objects-per-second=-1", "must not be negative"},
+		{"--feature-gates=kube:StorageVersionAPI=true", "stays off"},
 		{"--etcd-servers-overrides=/secrets#http://127.0.0.1:1", "cannot be fenced"},
 		{"--etcd-prefix=/", "is empty"},
 		{"--etcd-cafile=ca.crt", "needs --etcd-servers"},

@@ -186,14 +186,6 @@ func (s *running) leader(t *testing.T) string {
 	return *lease.Spec.HolderIdentity
 }
 
-func TestFiles(t *testing.T) {
-	for _, file := range []string{shared.Kubeconfig(), filepath.Join(filepath.Dir(shared.Kubeconfig()), "sa.key")} {
-		if info := must[os.FileInfo](t)(os.Stat(file)); info.Mode().Perm() != 0o600 {
-			t.Errorf("%s has mode %v", file, info.Mode())
-		}
-	}
-}
-
 func TestPortTaken(t *testing.T) {
 	o := generic.NewOptions()
 	o.DataDir = filepath.Join(t.TempDir(), "data")

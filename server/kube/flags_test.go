@@ -31,9 +31,7 @@ func TestRefused(t *testing.T) {
 		"--feature_gates=CBORServingAndStorage=true":              "CBORServingAndStorage",
 		"--feature-gates=kube:StorageVersionAPI=true":             "StorageVersionAPI",
 		"--etcd-servers-overrides=/configmaps#http://127.0.0.1:1": "--etcd-servers-overrides is not supported",
-		"--emulated-version=1.20":                                 "1.20",
 		"--emulation-version=1.38":                                "1.38",
-		"--min-compatibility-version=1.30":                        "1.30",
 		"--identity-lease-duration=1500ms":                        "--identity-lease-duration 1.5s is not allowed",
 		"--runtime-config=storage.example.com/v1=true":            "storage.example.com",
 	} {
