@@ -57,8 +57,9 @@ type Etcd struct {
 
 // StartEtcd starts an etcd on dataDir, which is made if it is missing, and waits until
 // it serves. It returns ErrLocked (wrapped) when another process uses the directory, and
-// ErrNotPrivate (wrapped) when other users could change what is in it.
-func StartEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
+// ErrNotPrivate (wrapped) when other users could change what is in it. edits change its
+// configuration.
+func StartEtcd(ctx context.Context, dataDir string, edits ...func(*embed.Config)) (*Etcd, error) {
 	if err := os.MkdirAll(dataDir, 0o700); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
@@ -73,13 +74,13 @@ func StartEtcd(ctx context.Context, dataDir string) (*Etcd, error) {
 		return nil, errors.Join(fmt.Errorf("data directory: %w", err), lock.Close())
 	}
 	e := &Etcd{dataDir: dataDir, lock: lock}
-	if err := e.start(ctx); err != nil {
+	if err := e.start(ctx, edits); err != nil {
 		return nil, errors.Join(err, e.release())
 	}
 	return e, nil
 }
 
-func (e *Etcd) start(ctx context.Context) error {
+func (e *Etcd) start(ctx context.Context, edits []func(*embed.Config)) error {
 	socket, remove, err := makeSocketPlace(e.dataDir)
 	if err != nil {
 		return err
@@ -88,6 +89,9 @@ func (e *Etcd) start(ctx context.Context) error {
 	cfg, err := e.config(socket)
 	if err != nil {
 		return err
+	}
+	for _, edit := range edits {
+		edit(cfg)
 	}
 	WithoutPeers(cfg)
 	finish, err := beginFirst(e.dataDir)

@@ -116,7 +116,7 @@ func (a *Authority) Files(name string) Pair {
 func StartTLSEtcd(t testing.TB, tls Pair) (endpoint string) {
 	t.Helper()
 	client, dir := "https://"+FreeAddress(t), t.TempDir()
-	flags := append(testbed.EtcdFlags(filepath.Join(dir, "etcd"), client, "http://"+FreeAddress(t)),
+	flags := append(testbed.EtcdFlags(filepath.Join(dir, "etcd"), client, "http://"+FreeAddress(t)), noFsync,
 		"--client-cert-auth", "--trusted-ca-file="+tls.CA, "--cert-file="+tls.Cert, "--key-file="+tls.Key)
 	NewProcess(t, "etcd-tls", dir, func() *exec.Cmd { return process.Self(EtcdProgram, flags...) }).Start()
 	Eventually(t, etcdStartTimeout, "etcd listens", func(ctx context.Context) error {

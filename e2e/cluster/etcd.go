@@ -29,10 +29,17 @@ type Etcd struct {
 	*testbed.Etcd
 }
 
-// StartEtcd starts an etcd on dataDir and waits until it answers.
+// noFsync has the program etcd not wait for the disk, as testbed.NoFsync does.
+const noFsync = "--unsafe-no-fsync"
+
+// StartEtcd starts an etcd on dataDir and waits until it answers. It waits for the disk in benchmarks only.
 func StartEtcd(t testing.TB, dataDir, logDir string) *Etcd {
 	t.Helper()
-	at, err := testbed.NewEtcd("etcd", dataDir, filepath.Join(logDir, "etcd.log"))
+	var environment []string
+	if _, benchmark := t.(*testing.B); !benchmark {
+		environment = []string{testbed.NoFsync}
+	}
+	at, err := testbed.NewEtcd("etcd", dataDir, filepath.Join(logDir, "etcd.log"), environment...)
 	if err != nil {
 		t.Fatal(err)
 	}

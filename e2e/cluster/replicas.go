@@ -45,7 +45,7 @@ type member struct{ name, dir, client, peer string }
 
 func (m member) start(t testing.TB, logDir, initial string) *Etcd {
 	t.Helper()
-	flags := append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial)
+	flags := append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial, noFsync)
 	program := &process.Program{Name: m.name, Log: filepath.Join(logDir, m.name+".log"), Command: func() (*exec.Cmd, error) {
 		// A member that was killed has left its socket behind.
 		if err := os.Remove(strings.TrimPrefix(m.client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -21,6 +22,11 @@ import (
 const (
 	// embeddedEtcd is the role (process.Self) in which this program runs an etcd. The argument is its data directory.
 	embeddedEtcd = "embedded-etcd"
+
+	// NoFsync in the environment of NewEtcd has the etcd not wait for the disk (etcd's --unsafe-no-fsync). It loses
+	// nothing when its process is killed, and answers also while others use the disk. Benchmarks do without it.
+	NoFsync         = noFsyncVariable + "=yes"
+	noFsyncVariable = "CONCORD_ETCD_NO_FSYNC"
 
 	// keepaliveTime is the shortest interval of keepalive pings that grpc-go's clients accept.
 	keepaliveTime    = 10 * time.Second
@@ -35,7 +41,7 @@ func ServeEtcd() {
 }
 
 func runEtcd(ctx context.Context, args []string) error {
-	etcd, err := embedded.StartEtcd(ctx, args[0])
+	etcd, err := embedded.StartEtcd(ctx, args[0], func(c *embed.Config) { c.UnsafeNoFsync = os.Getenv(noFsyncVariable) != "" })
 	if err != nil {
 		return err
 	}
