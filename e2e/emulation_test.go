@@ -29,6 +29,7 @@ import (
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/server/planning"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // TestEmulation starts one server at every release in range, by default and with the
@@ -289,7 +290,7 @@ func attempt(t *testing.T, what string, f func(context.Context) error) error {
 	var err error
 	cluster.Eventually(t, 60*time.Second, what, func(ctx context.Context) error {
 		err = f(ctx)
-		for _, again := range []func(error) bool{apierrors.IsNotFound, apierrors.IsServiceUnavailable, apierrors.IsTooManyRequests, apierrors.IsTimeout, apierrors.IsServerTimeout} {
+		for _, again := range []func(error) bool{apierrors.IsNotFound, apierrors.IsServiceUnavailable, apierrors.IsTooManyRequests, apierrors.IsTimeout, apierrors.IsServerTimeout, load.EtcdLate} {
 			if again(err) {
 				return err
 			}

@@ -18,6 +18,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // Group is the API group of the tests' resources.
@@ -122,7 +123,7 @@ func (w *Widgets) Fill(n int, edit func(i int, w *unstructured.Unstructured)) {
 				if edit != nil {
 					edit(i, object)
 				}
-				if _, err := all.Create(t.Context(), object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+				if err := load.Create(t.Context(), all, object); err != nil && !apierrors.IsAlreadyExists(err) {
 					t.Errorf("create %s: %v", object.GetName(), err)
 				}
 			}

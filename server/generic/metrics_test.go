@@ -31,6 +31,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 const (
@@ -159,7 +160,7 @@ func TestFlood(t *testing.T) {
 				case isOverload(err):
 					refused.Add(1)
 					pause(ctx, comeBack)
-				case apierrors.IsServiceUnavailable(err):
+				case notNow(err):
 					pause(ctx, comeBack)
 				default:
 					t.Errorf("flood: %v", err)
@@ -176,11 +177,16 @@ func TestFlood(t *testing.T) {
 	}
 	eventually(t, "requests of the flood are refused", isRefused)
 	for n := range 50 {
+		again := false
 		eventually(t, fmt.Sprintf("request %d of the other user is served", n), func(ctx context.Context) error {
 			err := createOnce(ctx, normal, ns, fmt.Sprintf("normal-%d", n))
-			if err != nil && !apierrors.IsServiceUnavailable(err) {
+			if again && apierrors.IsAlreadyExists(err) {
+				return nil // made by the attempt before
+			}
+			if err != nil && !notNow(err) {
 				t.Fatal(err)
 			}
+			again = true
 			return err
 		})
 	}
@@ -198,6 +204,9 @@ func pause(ctx context.Context, d time.Duration) {
 	case <-time.After(d):
 	}
 }
+
+// notNow says whether etcd did not answer for a moment, so that the request can be made again.
+func notNow(err error) bool { return apierrors.IsServiceUnavailable(err) || load.EtcdLate(err) }
 
 // isOverload says whether a request was refused with 429 and Retry-After.
 func isOverload(err error) bool {
@@ -217,7 +226,13 @@ func (s *running) editor(t *testing.T, ns, name string) kubernetes.Interface {
 	config := rest.AnonymousClientConfig(s.admin)
 	config.BearerToken, config.QPS = s.token(t, ns, name), -1
 	client := kubernetes.NewForConfigOrDie(config)
-	eventually(t, name+" may create", func(ctx context.Context) error { return createOnce(ctx, client, ns, name) })
+	eventually(t, name+" may create", func(ctx context.Context) error {
+		err := createOnce(ctx, client, ns, name)
+		if apierrors.IsAlreadyExists(err) {
+			return nil // made by an attempt for which etcd was late
+		}
+		return err
+	})
 	return client
 }
 

@@ -61,6 +61,12 @@ func classifyStatus(err error, creation bool) Outcome {
 	return Unexpected
 }
 
+// EtcdLate says whether a server's etcd did not answer in time, for which servers send a 500: the write may be made or
+// not.
+func EtcdLate(err error) bool {
+	return err != nil && strings.Contains(err.Error(), "etcdserver: request timed out")
+}
+
 // brokenTexts are errors of net/http's HTTP/2 transport that have no type.
 var brokenTexts = []string{
 	"http2: client connection lost",
