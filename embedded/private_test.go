@@ -142,8 +142,18 @@ func TestNotPrivate(t *testing.T) {
 }
 
 // TestCloseWithWatch: clients that watch, such as other servers, delay the closing of an etcd for a
-// moment only.
+// moment only. A busy machine may delay it once.
 func TestCloseWithWatch(t *testing.T) {
+	for range 3 {
+		if closesSoon(t) {
+			return
+		}
+	}
+	t.Error("an etcd with a watch closes as late as without our cutting it off")
+}
+
+// closesSoon closes an etcd that has a watch, and says whether that was sooner than etcd gives up waiting for the watch.
+func closesSoon(t *testing.T) bool {
 	dataDir := shortDir(t)
 	etcd := start(t, dataDir)
 	client := dial(t, etcd.Endpoint)
@@ -151,11 +161,10 @@ func TestCloseWithWatch(t *testing.T) {
 	if created := <-watching; !created.Created {
 		t.Fatalf("the watch begins with %v", created)
 	}
+	waits := etcd.etcd.Server.Cfg.ReqTimeout() // as etcd itself would
 	begin := time.Now()
 	must(t, etcd.Close())
-	if took := time.Since(begin); took > etcdCloseTimeout {
-		t.Errorf("to close took %v", took)
-	}
+	took := time.Since(begin)
 	again := start(t, dataDir) // another etcd can start in the directory
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -163,6 +172,7 @@ func TestCloseWithWatch(t *testing.T) {
 		t.Errorf("the client does not find the next etcd: %v", err)
 	}
 	must(t, again.Close())
+	return took < waits
 }
 
 func must(tb testing.TB, err error) {
