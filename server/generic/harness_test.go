@@ -105,8 +105,8 @@ type running struct {
 func start(change func(*generic.Options)) (*running, error) {
 	o := generic.NewOptions()
 	o.ControlPlane.SecureServing.BindPort = 0
-	o.Join.ControllerLeaseDuration = 3 * time.Second
-	o.Outbound.AllowLoopback = true // the backends of Services are on this host
+	o.Join.ControllerLeaseDuration = 15 * time.Second // a stop gives it up
+	o.Outbound.AllowLoopback = true                   // the backends of Services are on this host
 	change(o)
 	if err := o.Complete(); err != nil {
 		return nil, err

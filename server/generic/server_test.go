@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/server/controllers"
@@ -179,11 +180,20 @@ func TestTwoServers(t *testing.T) {
 	}
 }
 
-// leader returns the identity of the server that runs the controllers.
-func (s *running) leader(t *testing.T) string {
+// leader returns the identity of the server that runs the controllers. Between two terms there is none.
+func (s *running) leader(t *testing.T) (holder string) {
 	t.Helper()
-	lease := must[*coordinationv1.Lease](t)(s.kube.CoordinationV1().Leases("kube-system").Get(t.Context(), controllers.LockName, metav1.GetOptions{}))
-	return *lease.Spec.HolderIdentity
+	eventually(t, "a leader", func(ctx context.Context) error {
+		lease, err := s.kube.CoordinationV1().Leases("kube-system").Get(ctx, controllers.LockName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if holder = ptr.Deref(lease.Spec.HolderIdentity, ""); holder == "" {
+			return errors.New("there is none")
+		}
+		return nil
+	})
+	return holder
 }
 
 func TestPortTaken(t *testing.T) {
