@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apiextensions "k8s.io/apiextensions-apiserver/pkg/client/clientset/clientset"
@@ -166,15 +165,23 @@ func TestTwoServers(t *testing.T) {
 	must[*corev1.ConfigMap](t)(second.kube.CoreV1().ConfigMaps(ns).Create(t.Context(), configMap("a", nil), metav1.CreateOptions{}))
 	must[*corev1.ConfigMap](t)(first.kube.CoreV1().ConfigMaps(ns).Get(t.Context(), "a", metav1.GetOptions{}))
 	first.whoAmI(t, second.token(t, ns, "default"))
-	ids := map[string]bool{}
-	for _, lease := range must[*coordinationv1.LeaseList](t)(first.kube.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{})).Items {
-		if strings.HasPrefix(lease.Name, "apiserver-") {
-			ids[lease.Name] = true
+	var ids map[string]bool
+	eventually(t, "each has a Lease of the protocol and one of upstream's code, also on one host", func(ctx context.Context) error {
+		leases, err := first.kube.CoordinationV1().Leases("kube-system").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
 		}
-	}
-	if len(ids) != 4 { // each has a Lease of the protocol and one of upstream's code
-		t.Errorf("servers of one host have the IDs %v", ids)
-	}
+		ids = map[string]bool{}
+		for _, lease := range leases.Items {
+			if strings.HasPrefix(lease.Name, "apiserver-") {
+				ids[lease.Name] = true
+			}
+		}
+		if len(ids) != 4 {
+			return fmt.Errorf("the IDs are %v", ids)
+		}
+		return nil
+	})
 	if holder := second.leader(t); !ids[holder] {
 		t.Errorf("%s leads, none of %v", holder, ids)
 	}
