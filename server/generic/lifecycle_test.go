@@ -278,7 +278,13 @@ func TestQuota(t *testing.T) {
 		return err
 	})
 	secret := func(name string) *corev1.Secret { return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}} }
-	must[*corev1.Secret](t)(shared.kube.CoreV1().Secrets(ns).Create(ctx, secret("a"), metav1.CreateOptions{}))
+	eventually(t, "a secret, once admission knows the status too", func(ctx context.Context) error {
+		_, err := shared.kube.CoreV1().Secrets(ns).Create(ctx, secret("a"), metav1.CreateOptions{})
+		if err != nil && !strings.Contains(err.Error(), "status unknown for quota") {
+			t.Fatal(err)
+		}
+		return err
+	})
 	if _, err := shared.kube.CoreV1().Secrets(ns).Create(ctx, secret("b"), metav1.CreateOptions{}); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "exceeded quota") {
 		t.Errorf("a second secret: %v", err)
 	}
