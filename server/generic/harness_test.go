@@ -28,7 +28,7 @@ import (
 
 const (
 	// patience is how long a test waits for something expected, on a busy machine.
-	patience = 60 * time.Second
+	patience = 3 * time.Minute
 	poll     = 50 * time.Millisecond
 )
 
