@@ -84,7 +84,8 @@ func serve(t *testing.T, config *rest.Config) *site {
 	t.Helper()
 	pages, err := dashboard.New(t.Context(), dashboard.Config{Cluster: config, Of: "https://example.test:6443", Lifecycles: verdict.Lifecycles})
 	must(t, err)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	// Its port is one that an outgoing connection does not take before it comes back.
+	listener, err := net.Listen("tcp", e2e.FreeAddress(t))
 	must(t, err)
 	s := &site{t: t, pages: pages, local: dashboard.NewLocal(pages, listener.Addr()), at: listener.Addr().String()}
 	s.start(listener)

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,6 +38,13 @@ func TestMain(m *testing.M) {
 				fmt.Println("line", i)
 			}
 			return errors.New("it fails")
+		},
+		"reserving": func(_ context.Context, args []string) error {
+			port, err := strconv.Atoi(args[0])
+			if err == nil {
+				_, err = reserve(port)
+			}
+			return err
 		},
 	})
 	os.Exit(m.Run())
@@ -197,6 +206,20 @@ func TestFreePort(t *testing.T) {
 		listener, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
 		must(t, err)
 		defer func() { _ = listener.Close() }()
+	}
+}
+
+// TestFreePortIsReserved: no other process is given a port that was given to this one.
+func TestFreePortIsReserved(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("nothing is reserved elsewhere")
+	}
+	port, err := FreePort()
+	must(t, err)
+	for other, want := range map[int]string{port: "address already in use", lastPort + os.Getpid(): ""} { // the other is no port
+		if out, err := Self("reserving", strconv.Itoa(other)).CombinedOutput(); (err == nil) != (want == "") || !strings.Contains(string(out), want) {
+			t.Errorf("another process reserves port %d: %v, %s", other, err, out)
+		}
 	}
 }
 
