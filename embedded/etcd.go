@@ -29,16 +29,15 @@ const (
 	// firstStartName marks a data directory in which no etcd has become ready yet.
 	firstStartName   = "etcd.first-start"
 	etcdStartTimeout = 60 * time.Second
-	// etcdCloseTimeout bounds Close: a busy disk takes its time for the last that etcd writes. etcdCallsTimeout, a
-	// part of it, is for calls under way.
-	etcdCloseTimeout = 20 * time.Second
+	// etcdCallsTimeout, a part of etcdCloseTimeout, is for calls under way.
 	etcdCallsTimeout = time.Second
-	// etcdAbandonTimeout is for an etcd that never became ready.
-	etcdAbandonTimeout = 3 * time.Second
-	etcdQuotaBytes     = 8 << 30
+	etcdQuotaBytes   = 8 << 30
 
 	etcdMend = "if its files are damaged, restore a backup there (etcdutl snapshot restore), or start with another --data-dir"
 )
+
+// etcdCloseTimeout bounds Close. Tests of this package give a busy disk more.
+var etcdCloseTimeout = 3 * time.Second
 
 // ErrLocked is returned when another process uses the data directory.
 var ErrLocked = errors.New("the data directory is in use by another process")
@@ -188,7 +187,7 @@ func abandon(etcd *embed.Etcd) {
 	}()
 	select {
 	case <-closed:
-	case <-time.After(etcdAbandonTimeout):
+	case <-time.After(etcdCloseTimeout):
 	}
 }
 
@@ -250,7 +249,7 @@ func (e *Etcd) config(socket string) (*embed.Config, error) {
 	return cfg, nil
 }
 
-// Close stops the etcd and releases the data directory. It takes at most 20 s: calls get one of them to finish;
+// Close stops the etcd and releases the data directory. It takes at most 3 s: calls get one of them to finish;
 // watches, which do not end by themselves, are then cut off. It may be called again.
 func (e *Etcd) Close() error {
 	e.closing.Do(func() { e.closeErr = e.close() })

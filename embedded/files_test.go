@@ -17,6 +17,13 @@ import (
 	"go.etcd.io/etcd/server/v3/storage/datadir"
 )
 
+// TestMain gives an etcd time to write what it writes at its end, for which a busy disk needs more than
+// a server waits.
+func TestMain(m *testing.M) {
+	etcdCloseTimeout = time.Minute
+	os.Exit(m.Run())
+}
+
 // closedEtcd returns the data directory of an etcd that was written to and then closed.
 func closedEtcd(t *testing.T) (dataDir string) {
 	t.Helper()
