@@ -311,19 +311,28 @@ func TestCheckStorageIsCheap(t *testing.T) {
 	}
 }
 
-// slowReader answers all reads except those of the values of one resource.
+// slowReader answers all reads except those of the values of one resource. These last until the time of the
+// check is over: it ends when the key last has been read or, if that is empty, when the values are asked for.
 type slowReader struct {
 	migratestore.Reader
-	slow string
+	slow, last string
+	over       context.CancelFunc
 }
 
 // Range implements migratestore.Reader.
 func (s slowReader) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
 	if limit > 1 && strings.HasPrefix(start, s.slow) {
+		if s.last == "" {
+			s.over()
+		}
 		<-ctx.Done()
 		return migratestore.Page{}, ctx.Err()
 	}
-	return s.Reader.Range(ctx, start, end, limit, revision)
+	page, err := s.Reader.Range(ctx, start, end, limit, revision)
+	if start == s.last {
+		s.over()
+	}
+	return page, err
 }
 
 // TestCheckStorageIsBounded asserts that a resource with too many values to read keeps no server from
@@ -334,15 +343,14 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	delete(values, storedtest.StateKey(schema.GroupResource{Resource: "configmaps"}))
 	values["configmaps/default/a"], values["configmaps/default/b"] = "{}", "{}"
 	prefix := etcd.Fill(t, values)
-	reader := slowReader{Reader: migratestore.NewEtcd(etcd), slow: prefix + "/configmaps/"}
-	check := func() (string, error) {
+	check := func(last string) (string, error) {
 		ctx, logged := logs(t)
-		ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
-		defer cancel()
-		err := stored.RefuseStored(ctx, start(t, prefix, false), reader)
+		ctx, over := context.WithTimeout(ctx, time.Minute)
+		defer over()
+		err := stored.RefuseStored(ctx, start(t, prefix, false), slowReader{migratestore.NewEtcd(etcd), prefix + "/configmaps/", last, over})
 		return logged(), err
 	}
-	if logged, err := check(); err != nil || !strings.Contains(logged, "configmaps: it has no StorageState, and not all raw values were read: it took too long") {
+	if logged, err := check(""); err != nil || !strings.Contains(logged, "configmaps: it has no StorageState, and not all raw values were read: it took too long") {
 		t.Errorf("got %v, logged %q", err, logged)
 	}
 	if _, err := etcd.Delete(t.Context(), prefix+"/"+storedtest.StateKey(policies)); err != nil {
@@ -351,7 +359,8 @@ func TestCheckStorageIsBounded(t *testing.T) {
 	if _, err := etcd.Put(t.Context(), prefix+"/mutatingadmissionpolicies/a", policyIn(admissionGroup+"/v2")); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := check(); err == nil || !strings.Contains(err.Error(), policies.String()) {
+	// What servers write of a resource is read after its values.
+	if _, err := check(prefix + "/" + storedtest.VersionKey(policies)); err == nil || !strings.Contains(err.Error(), policies.String()) {
 		t.Errorf("got %v, want a refusal for %s", err, policies)
 	}
 }
@@ -435,7 +444,7 @@ func (f *farReader) Range(ctx context.Context, start, end string, limit, revisio
 func TestCheckStorageFarAway(t *testing.T) {
 	etcd := storedtest.Start(t)
 	prefix := etcd.Fill(t, map[string]string{"mutatingadmissionpolicies/a": policyIn(admissionGroup + "/v2")})
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	err := stored.RefuseStored(ctx, start(t, prefix, false), &farReader{Reader: migratestore.NewEtcd(etcd), two: make(chan struct{})})
 	if err == nil || !strings.Contains(err.Error(), policies.String()) {
@@ -479,9 +488,9 @@ func TestCheckStorageIsFenced(t *testing.T) {
 	if err := start(t, prefix, false).Check(t.Context(), migratestore.NewEtcd(etcd.Client)); err != nil {
 		t.Fatalf("nothing is stored in %s: %v", v2, err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
-	defer cancel()
-	if err := stored.RefuseStored(ctx, start(t, prefix, false), slowReader{Reader: migratestore.NewEtcd(etcd), slow: place}); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
+	ctx, over := context.WithTimeout(t.Context(), time.Minute)
+	defer over()
+	if err := stored.RefuseStored(ctx, start(t, prefix, false), slowReader{migratestore.NewEtcd(etcd), place, "", over}); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
 		t.Errorf("values could not be counted, and it got %v", err)
 	}
 	joined := storedtest.Version(t, policies, agree.History{Epoch: 2, Last: map[agree.Encoding]int64{v1: 1, v2: 2}})
