@@ -108,7 +108,7 @@ func TestDefinitionsListedAnew(t *testing.T) {
 	go d.run(t.Context())
 	said := func(what string, condition func([]agree.Encoding) bool) {
 		t.Helper()
-		err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 3*time.Minute, true, func(context.Context) (bool, error) {
 			return d.source.HasSynced() && condition(d.defined(widgets)[widgets].Said), nil
 		})
 		if err != nil {
