@@ -369,7 +369,8 @@ func wantOutageOutlived(t *testing.T, x *extension, objects int64) {
 	})
 	x.waitAvailable(apiregistrationv1.ConditionTrue, "Passed")
 	wantByAPI(t, waitEnded(t, x.main, waiting), objects)
-	cluster.Eventually(t, time.Minute, "the namespace goes", func(ctx context.Context) error {
+	// The namespace controller tries again after up to a minute.
+	cluster.Eventually(t, 3*time.Minute, "the namespace goes", func(ctx context.Context) error {
 		_, err := kube.Namespaces().Get(ctx, namespace, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return nil
