@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/agree"
@@ -98,7 +99,7 @@ func asControllers(t *testing.T, s *cluster.Server) client.Client {
 func TestForgedConsistently(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
-	s := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=40"}, "one")[0]
+	s := c.Start(cluster.Options{Args: "--migration-max-objects-per-second=20"}, "one")[0]
 	createWidgets(t, "v1", s)
 	fill(t, s, widgetsV1, stored)
 	c.WaitSettled()
@@ -127,8 +128,12 @@ func TestForgedConsistently(t *testing.T) {
 		return crd.Status.StoredVersions, err
 	}
 	cluster.Eventually(t, cluster.SettleTimeout, "the stored set names v1 again", func(ctx context.Context) error {
-		if versions, err := storedVersions(ctx); err != nil || !slices.Contains(versions, "v1") {
-			t.Errorf("storedVersions are %v, %v, and objects are stored in v1", versions, err)
+		versions, err := storedVersions(ctx)
+		if err != nil {
+			return err
+		}
+		if !slices.Contains(versions, "v1") {
+			t.Errorf("storedVersions are %v, and objects are stored in v1", versions)
 		}
 		state := &migrationv1alpha1.StorageState{}
 		if err := objects.Get(ctx, key, state); err != nil {
@@ -139,7 +144,9 @@ func TestForgedConsistently(t *testing.T) {
 		}
 		return nil
 	})
-	pauseMigration(t, s, begun, false)
+	editMigration(t, s, begun, func(spec *migrationv1alpha1.StorageVersionMigrationSpec) {
+		spec.Paused, spec.MaxObjectsPerSecond = false, ptr.To[int64](0)
+	})
 	c.WaitSettled()
 	if versions, err := storedVersions(t.Context()); err != nil || !slices.Equal(versions, []string{"v2"}) {
 		t.Errorf("storedVersions are %v, %v", versions, err)

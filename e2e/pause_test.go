@@ -228,12 +228,17 @@ func waitMigration(t *testing.T, s *cluster.Server, what string, is func(*migrat
 
 func pauseMigration(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, paused bool) {
 	t.Helper()
+	editMigration(t, s, m, func(spec *migrationv1alpha1.StorageVersionMigrationSpec) { spec.Paused = paused })
+}
+
+func editMigration(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, edit func(*migrationv1alpha1.StorageVersionMigrationSpec)) {
+	t.Helper()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		var fresh migrationv1alpha1.StorageVersionMigration
 		if err := s.Objects().Get(t.Context(), client.ObjectKeyFromObject(m), &fresh); err != nil {
 			return err
 		}
-		fresh.Spec.Paused = paused
+		edit(&fresh.Spec)
 		return s.Objects().Update(t.Context(), &fresh)
 	})
 	must(t, err)
