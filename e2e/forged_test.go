@@ -156,7 +156,7 @@ func TestForgedConsistently(t *testing.T) {
 }
 
 // TestOwnCRDsDeleted: the CRDs of StorageStates and migrations are deleted while servers run.
-// They are made again within a minute, and new migrations prove again how everything is stored.
+// They are made again by themselves, and new migrations prove again how everything is stored.
 func TestOwnCRDsDeleted(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -177,7 +177,7 @@ func TestOwnCRDsDeleted(t *testing.T) {
 		uids[crd.Name] = string(have.UID)
 		must(t, objects.Delete(t.Context(), &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: crd.Name}}))
 	}
-	cluster.Eventually(t, time.Minute, "the definitions are made again", func(ctx context.Context) error {
+	cluster.Eventually(t, 3*time.Minute, "the definitions are made again", func(ctx context.Context) error {
 		for name, uid := range uids {
 			have := &apiextensionsv1.CustomResourceDefinition{}
 			if err := objects.Get(ctx, client.ObjectKey{Name: name}, have); err != nil {
