@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -19,7 +20,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/testbed/etcdtest"
@@ -301,7 +304,9 @@ func TestEtcdNoSpace(t *testing.T) {
 	t.Parallel()
 	endpoint, raw := startSmallEtcd(t)
 	c := cluster.NewExternal(t, endpoint)
-	servers := c.Start(atRate(50), "one", "two", "stopped")
+	// The rate is low, so that the migration is under way for as long as it takes to use up the space, and the Leases
+	// are long enough for a busy machine to renew.
+	servers := c.Start(cluster.Options{Args: atRate(10).Args + " --identity-lease-duration=10s"}, "one", "two", "stopped")
 	stopped := servers[2]
 	servers = servers[:2]
 	s, config := servers[0], servers[0].Config()
@@ -316,7 +321,7 @@ func TestEtcdNoSpace(t *testing.T) {
 		t.Fatal(a)
 	}
 	storeWidgetsIn(t, s, "v2")
-	cluster.Eventually(t, time.Minute, "the migration is under way", func(ctx context.Context) error {
+	cluster.Eventually(t, cluster.SettleTimeout, "the migration is under way", func(ctx context.Context) error {
 		if found := widgetsIn(t, raw, "v2"); found < 10 || found > objects/2 {
 			return fmt.Errorf("%d objects are in v2", found)
 		}
@@ -326,9 +331,12 @@ func TestEtcdNoSpace(t *testing.T) {
 	for _, server := range servers {
 		server.WaitUnready(time.Minute)
 	}
-	if _, body, err := s.Get(t.Context(), "/readyz?verbose"); err != nil || !strings.Contains(body, "[-]etcd-space") {
-		t.Errorf("readyz says %s %v", body, err)
-	}
+	cluster.Eventually(t, time.Minute, "readyz tells why", func(ctx context.Context) error {
+		if _, body, err := s.Get(ctx, "/readyz?verbose"); err != nil || !strings.Contains(body, "[-]etcd-space") {
+			return fmt.Errorf("it says %s %w", body, err)
+		}
+		return nil
+	})
 	a := send(t.Context(), config, http.MethodPost, configMapsPath, named("v1", "ConfigMap", "new"))
 	if !a.saysUnwritten() || a.retryAfter == "" || !strings.Contains(a.body, "etcdctl alarm disarm") {
 		t.Errorf("a write is answered with %v", a)
@@ -360,15 +368,34 @@ func TestEtcdNoSpace(t *testing.T) {
 	for _, server := range servers {
 		server.WaitReady()
 	}
-	cluster.Eventually(t, cluster.SettleTimeout, "the migration goes on", func(ctx context.Context) error {
+	cluster.Eventually(t, cluster.SettleTimeout, "the migration goes on", func(context.Context) error {
+		if widgetsIn(t, raw, "v2") == stuck {
+			return fmt.Errorf("%d objects are in v2", stuck)
+		}
+		return nil
+	})
+	cluster.Eventually(t, cluster.SettleTimeout, "the migration ends", func(ctx context.Context) error {
 		if found := widgetsIn(t, raw, "v2"); found != objects {
-			return fmt.Errorf("%d objects are in v2", found)
+			return fmt.Errorf("%d objects are in v2, %w", found, hasten(ctx, s))
 		}
 		return nil
 	})
 	if now := len(servers[0].IDs()) + len(servers[1].IDs()); now != ids {
 		t.Errorf("%d servers were buried", now-ids)
 	}
+}
+
+// hasten lets migrations go on as fast as they can.
+func hasten(ctx context.Context, s *cluster.Server) error {
+	var list migrationv1alpha1.StorageVersionMigrationList
+	err := s.Objects().List(ctx, &list)
+	for i := range list.Items {
+		if m := &list.Items[i]; m.Spec.MaxObjectsPerSecond == nil && !migrationv1alpha1.Final(m) {
+			m.Spec.MaxObjectsPerSecond = ptr.To[int64](0)
+			err = errors.Join(err, s.Objects().Update(ctx, m))
+		}
+	}
+	return err
 }
 
 // refusedWrites sends writes that are all refused for want of space, and returns how many.
@@ -387,12 +414,15 @@ func refusedWrites(t *testing.T, config *rest.Config) int {
 // whatever else the server logs in the meantime.
 func noLineForEach(t *testing.T, s *cluster.Server, failures func() int) {
 	t.Helper()
-	before := strings.Count(s.Output(), "\n")
+	before := len(s.Output())
 	failed := failures()
-	lines := strings.Count(s.Output(), "\n") - before
-	t.Logf("%d lines were logged for %d refused writes", lines, failed)
-	if lines > failed/4 {
-		t.Errorf("%d lines were logged for %d refused writes: %.3000s", lines, failed, s.Output())
+	lines := strings.SplitAfter(s.Output()[before:], "\n")
+	of := slices.DeleteFunc(slices.Clone(lines), func(line string) bool {
+		return !strings.Contains(line, "nothing was written") && !strings.Contains(line, configMapsPath)
+	})
+	t.Logf("%d lines were logged for %d refused writes, of %d", len(of), failed, len(lines))
+	if len(of) > failed/4 || len(lines) >= failed {
+		t.Errorf("%d lines were logged for %d refused writes, of %d: %.3000s", len(of), failed, len(lines), s.Output())
 	}
 }
 
@@ -408,7 +438,7 @@ func leasesRunOut(s *cluster.Server, want int) func(context.Context) error {
 			return fmt.Errorf("there are %d Leases", len(leases.Items))
 		}
 		for _, lease := range leases.Items {
-			if age := time.Since(lease.Spec.RenewTime.Time); age < 3*cluster.LeaseDuration {
+			if age := time.Since(lease.Spec.RenewTime.Time); age < time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second+2*cluster.LeaseDuration {
 				return fmt.Errorf("%s was renewed %v ago", lease.Name, age)
 			}
 		}
