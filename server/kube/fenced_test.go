@@ -122,6 +122,20 @@ func TestFenced(t *testing.T) {
 // discoveryNamesEncodings compares the reports with the storage version hashes in the server's
 // discovery.
 func discoveryNamesEncodings(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
+	// The groups of CustomResourceDefinitions are added later.
+	eventually(t, time.Minute, "all groups are in discovery", func(context.Context) error {
+		groups, err := s.Kube().Discovery().ServerGroups()
+		if err != nil {
+			return err
+		}
+		for gr := range agreements {
+			if !slices.ContainsFunc(groups.Groups, func(g metav1.APIGroup) bool { return g.Name == gr.Group }) {
+				return fmt.Errorf("the group of %s is not", gr)
+			}
+		}
+		return nil
+	})
+	discoveryIsWhole(t, s)
 	groups, err := s.Kube().Discovery().ServerGroups()
 	must(t, err)
 	unseen := sets.KeySet(agreements)
