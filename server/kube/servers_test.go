@@ -128,7 +128,8 @@ func TestLastWriteOfStock(t *testing.T) {
 	const n = 5
 	s.createWidgets(n)
 	s.migrated(3 * time.Minute)
-	other := c.ready(stock, "other", "--shutdown-delay-duration=3s")
+	// A request waits for all that is done between its begin and its end.
+	other := c.ready(stock, "other", "--shutdown-delay-duration=3s", "--request-timeout=5m")
 	eventually(t, time.Minute, "the stock server serves the widgets", func(ctx context.Context) error {
 		_, err := other.widgets().List(ctx, metav1.ListOptions{})
 		return err
