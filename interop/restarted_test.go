@@ -30,7 +30,8 @@ func TestRestarted(t *testing.T) {
 	w.Fill(objects, nil)
 	a.Controllers("controllers", stock.Config{
 		Settle: 3 * time.Second, Poll: 2 * time.Second, ReplicaTimeout: 10 * time.Second, InstallDefinitions: true, CleanFields: true,
-		MaxObjectsPerSecond: 300, Settings: observed.Settings{PruneAfter: 3 * time.Second},
+		// The status tells of a migration on its way more than once in this time.
+		MaxObjectsPerSecond: int64(objects / 10), Settings: observed.Settings{PruneAfter: 3 * time.Second},
 	})
 	w.AwaitStored(beside.V1, beside.V1)
 	written := beside.Written{Resource: w.In("v2"), Namespace: beside.Namespace}
