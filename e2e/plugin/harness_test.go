@@ -96,10 +96,16 @@ func (p *plugin) read(code int, into any, args ...string) {
 // await runs a command until it ends with 0 and its output matches.
 func (p *plugin) await(pattern string, args ...string) {
 	p.t.Helper()
-	want := regexp.MustCompile(pattern)
+	p.awaitCode(0, pattern, args...)
+}
+
+// awaitCode is await for another exit code.
+func (p *plugin) awaitCode(want int, pattern string, args ...string) {
+	p.t.Helper()
+	match := regexp.MustCompile(pattern)
 	beside.Eventually(p.t, beside.Patience, strings.Join(args, " "), func(context.Context) error {
 		out, complaints, code := p.exec(args...)
-		if code != 0 || !want.MatchString(saying(p.t, args, out).text) {
+		if code != want || !match.MatchString(saying(p.t, args, out).text) {
 			return fmt.Errorf("exit code %d, and no %q in\n%s%s", code, pattern, out, complaints)
 		}
 		return nil

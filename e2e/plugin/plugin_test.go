@@ -211,6 +211,7 @@ func waiting(p *plugin, w *beside.Widgets, silent *beside.APIServer) {
 	var code int
 	ending.Go(func() { out, complaints, code = p.exec("migrate", w.Name()) })
 	p.await(`MIGRATIONS gadgets.example.com: pending`, "status")
+	p.awaitCode(2, " does not answer at "+silent.Address, "why", w.Name()) // the status may have told of other resources alone
 	p.run(2, "why", w.Name()).has("v2 cannot be taken out of its CustomResourceDefinition").has(" does not answer at " + silent.Address).has("gadgets.example.com: pending")
 	p.run(0, "cancel", w.Name()).has("gadgets.example.com: cancelled: migration gadgets.example.com-")
 	ending.Wait()
