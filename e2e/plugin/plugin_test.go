@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,8 +15,10 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/beside/itself"
+	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/status"
 	"github.com/concord-dev/concord/status/servers"
+	"github.com/concord-dev/concord/stock"
 )
 
 // TestPlugin runs kubectl concord as an operator of a stock cluster would, with two kube-apiservers
@@ -35,17 +38,16 @@ func TestPlugin(t *testing.T) {
 		other.Fill(few, nil)
 	}
 	config := itself.Quick()
-	config.MaxObjectsPerSecond = 200 // so that the migration still runs when it is throttled
+	config.MaxObjectsPerSecond = 50 // so that the migration still runs when it is throttled
 	p := newPlugin(t, a)
 	p.run(0, "status").has("2 servers serve, without Concord, and no StorageState tells of concord controllers: nothing is migrated here")
-	a.Controllers("controllers", config)
+	controllers := a.Controllers("controllers", config)
 	for _, each := range []*beside.Widgets{w, gadgets, sprockets} {
 		each.AwaitStored(beside.V1, beside.V1)
 	}
 	atRest(p, w)
 
-	w.Store("v2")
-	p.await(`widgets.example.com: all kube-apiservers store example.com/v2: until \S+ UTC`, "status")
+	settling(p, w, controllers, config)
 	throttledAndPaused(p, w)
 	before := stored(w)
 	gadgets.Store("v2")
@@ -110,14 +112,28 @@ func atRest(p *plugin, w *beside.Widgets) {
 	}
 }
 
+// settling stores the widgets in v2, and checks what is told while that has to settle. It does so for as long as the
+// plugin needs, before other controllers begin with the migration.
+func settling(p *plugin, w *beside.Widgets, controllers *cluster.Process, config stock.Config) {
+	p.t.Helper()
+	controllers.Terminate()
+	patient := config
+	patient.Settle = time.Hour
+	controllers = w.Server.Controllers("patient", patient)
+	w.Store("v2")
+	p.await(`widgets.example.com: all kube-apiservers store example.com/v2: until \S+ UTC`, "status")
+	controllers.Terminate()
+	w.Server.Controllers("again", config)
+}
+
 // throttledAndPaused throttles the migration that the change of the storage version starts, and
 // pauses it on its way.
 func throttledAndPaused(p *plugin, w *beside.Widgets) {
 	p.t.Helper()
-	p.await(`widgets.example.com: throttled to 50 objects/s: migration \S+`, "throttle", w.Name(), "50")
+	p.await(`widgets.example.com: throttled to 5 objects/s: migration \S+`, "throttle", w.Name(), "5")
 	p.await(`MIGRATIONS widgets.example.com to example.com/v2: running \[[#.]+\] \d+ % [1-9]\d* of 600, \d+/s`, "status")
 	m := theMigration(p, w)
-	if rate := m.Spec.MaxObjectsPerSecond; rate == nil || *rate != 50 {
+	if rate := m.Spec.MaxObjectsPerSecond; rate == nil || *rate != 5 {
 		p.t.Errorf("it is throttled, and its spec says %+v", m.Spec)
 	}
 	p.run(0, "pause", w.Name(), "--dry-run").has("widgets.example.com: paused (dry run): migration " + m.Name)
