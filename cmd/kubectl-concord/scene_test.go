@@ -52,7 +52,7 @@ const patience = 5 * time.Minute
 func TestScene(t *testing.T) {
 	c := e2e.New(t)
 	s := &scene{cluster: c, servers: map[string]*e2e.Server{}}
-	slowly := "--migration-max-objects-per-second=20"
+	slowly := "--migration-max-objects-per-second=5" // so that commands find a migration of 400 objects under way
 	for _, server := range c.Start(e2e.Options{Args: slowly}, "one", "two") {
 		s.servers[server.Name] = server
 	}
