@@ -461,7 +461,10 @@ func TestRunPausesAndGoesOn(t *testing.T) {
 	running := make(chan string)
 	w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
 		progress(half)
-		running <- job.Resume
+		select {
+		case running <- job.Resume:
+		case <-ctx.Done(): // a late event of the pause interrupts it
+		}
 		return untilInterrupted(ctx)
 	}
 	runs(t, w)
