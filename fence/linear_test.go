@@ -270,7 +270,7 @@ func TestLinearizable(t *testing.T) {
 			return ended || l.history.Len() > written+20
 		})
 	}
-	if err := l.history.Check(time.Minute); err != nil {
+	if err := l.history.Check(5 * time.Minute); err != nil {
 		t.Error(err)
 	}
 	unknown := l.history.Unknown()
