@@ -50,6 +50,7 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
+	cacheWait = patience
 	dir, err := os.MkdirTemp("", "fence")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

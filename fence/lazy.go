@@ -67,11 +67,11 @@ func (l *lazyCache) stop() {
 	}
 }
 
-// How long a first read waits for its cache, and how often it asks for it.
-const (
-	cacheWait = time.Second
-	cachePoll = 5 * time.Millisecond
-)
+// cachePoll is how often a first read asks for its cache.
+const cachePoll = 5 * time.Millisecond
+
+// cacheWait is how long it waits for that. Tests wait longer.
+var cacheWait = time.Second
 
 // read calls the store with its cache. A cache that has not been filled yet answers 429;
 // it usually is within milliseconds, and then the call is made again.
