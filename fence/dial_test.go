@@ -118,7 +118,9 @@ func TestDialUnreachable(t *testing.T) {
 // TestDialThroughEgress dials an etcd that can be reached through the egress selector only.
 func TestDialThroughEgress(t *testing.T) {
 	refused := errors.New("no way out")
-	asked := make(chan string, 100)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	asked := make(chan string, 1)
 	lookup := func(network egressselector.NetworkContext) (utilnet.DialFunc, error) {
 		if network.EgressSelectionName != egressselector.Etcd {
 			t.Errorf("asked for the way to %v", network.EgressSelectionName)
@@ -127,19 +129,26 @@ func TestDialThroughEgress(t *testing.T) {
 			select {
 			case asked <- address:
 			default:
+				cancel() // it has been asked twice
 			}
 			return nil, refused
 		}, nil
 	}
 	config := storagebackend.TransportConfig{ServerList: []string{"http://etcd.example:2379"}, EgressLookup: lookup}
-	if err := dialOnce(t, config, time.Second); err == nil {
+	if client, err := Dial(ctx, config); err == nil {
 		t.Error("connected without a way")
+		_ = client.Close()
 	}
-	if address := <-asked; address != "etcd.example:2379" {
-		t.Errorf("dialled %q", address)
+	select {
+	case address := <-asked:
+		if address != "etcd.example:2379" {
+			t.Errorf("dialled %q", address)
+		}
+	default:
+		t.Error("did not dial")
 	}
 	config.EgressLookup = func(egressselector.NetworkContext) (utilnet.DialFunc, error) { return nil, refused }
-	if err := dialOnce(t, config, time.Second); !errors.Is(err, refused) {
+	if err := dialOnce(t, config, patience); !errors.Is(err, refused) {
 		t.Errorf("a lookup that fails: %v", err)
 	}
 }
