@@ -290,7 +290,7 @@ func expectHistogram(t *testing.T, registry metrics.KubeRegistry, name string, c
 // eventually waits for a condition that another goroutine brings about.
 func eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	err := apiwait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 20*time.Second, true,
+	err := apiwait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 2*time.Minute, true,
 		func(context.Context) (bool, error) { return condition(), nil })
 	if err != nil {
 		t.Fatalf("never: %s", what)

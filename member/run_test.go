@@ -29,7 +29,7 @@ func TestRun(t *testing.T) {
 	w := newWorld(t, []Resource{builtin(secrets), builtin(configMaps)}, func(c *Config) {
 		c.Clock = clock.RealClock{}
 		c.Workers = 4
-		c.WaitLimit = 20 * time.Second
+		c.WaitLimit = 2 * time.Minute
 		c.RenewInterval = 20 * time.Millisecond
 	})
 	w.m.ObserveCRD(w.setCRD("v1"))
@@ -143,7 +143,7 @@ func TestPanics(t *testing.T) {
 				w := newWorld(t, []Resource{builtin(secrets), builtin(configMaps)}, func(c *Config) {
 					c.Clock = clock.RealClock{}
 					c.Workers = workers
-					c.WaitLimit = 20 * time.Second
+					c.WaitLimit = 2 * time.Minute
 					c.RenewInterval = 20 * time.Millisecond
 				})
 				w.m.ObserveCRD(w.setCRD("v1"))

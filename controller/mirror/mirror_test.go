@@ -367,7 +367,7 @@ func TestRunLeft(t *testing.T) {
 	w.make("one-uid")
 	step := func(what string, condition func() bool) {
 		t.Helper()
-		err := wait.PollUntilContextTimeout(ctx, 2*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		err := wait.PollUntilContextTimeout(ctx, 2*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) {
 			if w.clock.HasWaiters() {
 				w.clock.Step(time.Second)
 			}
@@ -391,7 +391,7 @@ func TestRun(t *testing.T) {
 	ctx := w.run()
 	eventually := func(what string, condition func() bool) {
 		t.Helper()
-		err := wait.PollUntilContextTimeout(ctx, 2*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) { return condition(), nil })
+		err := wait.PollUntilContextTimeout(ctx, 2*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
 		if err != nil {
 			t.Fatal("not in time: " + what)
 		}

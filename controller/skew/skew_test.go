@@ -255,7 +255,7 @@ func TestRun(t *testing.T) {
 	t.Cleanup(running.Wait)
 	shows := func(want string) {
 		t.Helper()
-		if err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
+		if err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) {
 			w.clock.Step(interval)
 			cluster := &versionv1alpha1.ClusterVersion{}
 			err := w.Raw.Get(ctx, clientKey, cluster)

@@ -25,7 +25,7 @@ func untilInterrupted(ctx context.Context) (Result, error) {
 	select {
 	case <-ctx.Done():
 		return Result{}, ctx.Err()
-	case <-time.After(20 * time.Second):
+	case <-time.After(2 * time.Minute):
 		return Result{}, context.DeadlineExceeded
 	}
 }
