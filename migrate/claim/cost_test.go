@@ -71,6 +71,8 @@ func TestRunsAtOnce(t *testing.T) {
 	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Name, m.UID = "first", "first-uid" })
 	const status = "update status StorageVersionMigration"
 	eventually(t, func() bool { return w.calledUntil(status, 2) != nil }) // of Running and of Succeeded
+	// No migration waits for the watch of StorageVersions.
+	eventually(t, func() bool { return slices.Contains(w.called(), "list StorageVersionList") })
 	w.uncall()
 	w.migration(nil)
 	eventually(t, func() bool { return w.calledUntil(status, 2) != nil })
