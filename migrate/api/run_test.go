@@ -546,19 +546,19 @@ func TestOtherVersion(t *testing.T) {
 }
 
 // TestRate: a migration with a maximal rate keeps to it, and ends when all objects are done. Workers that have nothing to
-// do use nothing of the rate.
+// do use nothing of the rate: a patch's part for each of them would take minutes.
 func TestRate(t *testing.T) {
-	const objects, perSecond = 10, 5
+	const objects, perSecond, workers = 10, 5, 2000
 	s := startServer(t, objects)
 	pacer, stop := pace.New(pace.Bounds{MaxPerSecond: perSecond}, nil, clock.RealClock{})
 	defer stop()
 	began := time.Now()
-	if result, err := s.run(Options{Pacer: pacer}); err != nil || result.Patched != objects {
+	if result, err := s.run(Options{Pacer: pacer, MaxParallel: workers}); err != nil || result.Patched != objects {
 		t.Errorf("%+v, %v", result, err)
 	}
 	// Patches that are due in the first three bursts, of 20 ms each, may be sent at the start.
 	least := (objects-1)*time.Second/perSecond - 60*time.Millisecond
-	if took := time.Since(began); took < least || took > 10*least {
+	if took := time.Since(began); took < least || took > time.Minute {
 		t.Errorf("%d objects took %s", objects, took)
 	}
 }
