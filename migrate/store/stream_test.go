@@ -315,7 +315,8 @@ func TestManyUnderWayBesideAStream(t *testing.T) {
 			target.Encoding, target.Codec = oldEncoding, codecs.old
 		}
 		result := rewritten(t, NewEtcd(c), target, Options{UnderWay: 1000, PieceKeys: 500, MemoryBytes: 64 << 20, Patience: 20 * time.Millisecond}, nil)
-		if result.Rewritten != streamed {
+		// A put that etcd was too slow for may have been written; its key has changed then.
+		if result.Rewritten+result.Changed < streamed {
 			t.Fatalf("round %d: %+v", i, result.Progress)
 		}
 	}
