@@ -257,10 +257,13 @@ func (g guarded) movesOnlyAtRest(other string) {
 	}
 	g.allows("a move while the migration has not begun", guardedCRD, "admin", back)
 	say(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
-	g.refuses("a move while the migration runs", guardedCRD, "admin", back, []string{"the storage version cannot move while a migration to it runs", "storageversionmigrations.migration.k8s.io gadgets-1"})
+	g.refuses("a move while the migration runs", guardedCRD, "admin", back, []string{"the storage version cannot move while a migration to it runs", "kubectl concord pause " + guardedCRD, "storageversionmigrations.migration.k8s.io gadgets-1"})
 	migration.Spec.Paused = true
 	must(g.t, objects.Update(ctx, migration))
-	g.refuses("a move while it is paused", guardedCRD, "admin", back, []string{"while a migration to it is paused: resume it", "storageversionmigrations.migration.k8s.io gadgets-1"})
+	g.allows("a move while it is paused", guardedCRD, "admin", back)
+	migration.Spec.Paused = false
+	must(g.t, objects.Update(ctx, migration))
+	g.refuses("a move after it was resumed", guardedCRD, "admin", back, []string{"while a migration to it runs"})
 	g.allows("another change while the migration runs", guardedCRD, "admin", `{"metadata":{"annotations":{"concord.dev/hold":"true"}}}`)
 	g.allows("a move of another group's resource of the same name", other, "admin", back)
 	say(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded)
