@@ -34,6 +34,10 @@ func (o Observed) leftAlone() (problems []Problem) {
 			Kind: LeftAlone, Resources: []string{schema.GroupResource(m.Spec.Resource).String()},
 			Text: fmt.Sprintf("the migration %s of storagemigration.k8s.io is left to kube-controller-manager: %s", m.Name, judged.Why),
 		}
+		if observed.Forsaken(m, o.Originals.Manager) {
+			p.Text = fmt.Sprintf("the migration %s of storagemigration.k8s.io was begun by a kube-controller-manager that is not elected any more, and may never end", m.Name)
+			p.Do, p.Run = "if it does not go on, delete it, and create it anew", "kubectl delete storageversionmigrations.storagemigration.k8s.io "+m.Name
+		}
 		if judged.Off {
 			p.Text = fmt.Sprintf("the migration %s of storagemigration.k8s.io is done by nobody: %s", m.Name, judged.Why)
 			p.Do, p.Run = "have it done", "concord controllers --mirror=auto"

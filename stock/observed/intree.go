@@ -45,6 +45,9 @@ func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrat
 	}
 	for i := range all {
 		at := touched(&all[i])
+		if Forsaken(&all[i], lease) {
+			continue
+		}
 		if !at.IsZero() && endOf(&all[i]).IsZero() {
 			return InTree{Why: fmt.Sprintf("kube-controller-manager has begun %s", all[i].Name)}
 		}
@@ -95,6 +98,20 @@ func elected(now time.Time, lease *coordinationv1.Lease) (since time.Time, who, 
 		return since, "", fmt.Sprintf("kube-controller-manager does not renew its Lease: what its successor does is not known (kubectl delete lease -n %s %s if there is none)", ManagerNamespace, ManagerLease)
 	}
 	return s.AcquireTime.Time, "kube-controller-manager is " + *s.HolderIdentity, ""
+}
+
+// Forsaken says whether a kube-controller-manager that is elected no more has begun a migration, and not ended
+// it. Its successor may do it, or not: that is not seen by this migration.
+func Forsaken(m *storagemigrationv1.StorageVersionMigration, lease *coordinationv1.Lease) bool {
+	at := touched(m)
+	if at.IsZero() || Ended(m) {
+		return false
+	}
+	if lease == nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+		return true
+	}
+	acquired := lease.Spec.AcquireTime
+	return acquired != nil && at.Add(time.Second).Before(acquired.Time) // at is in whole seconds
 }
 
 // touched is when kube-controller-manager last wrote into a migration's status; zero if it never

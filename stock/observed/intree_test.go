@@ -72,6 +72,10 @@ func TestJudgeInTree(t *testing.T) {
 		"one that these took from it":             {managerLease(50, 100), orders{}.order(40, says(storagemigrationv1.MigrationRunning, no, "Pending", 51)), false, "there is none"},
 		"one that these took and do":              {managerLease(50, 100), orders{}.order(40, says(storagemigrationv1.MigrationRunning, yes, "Rewriting", 60)), false, "there is none"},
 		"one that these took and did":             {managerLease(50, 100), orders{}.order(40, says(storagemigrationv1.MigrationRunning, no, "Succeeded", 60), says(storagemigrationv1.MigrationSucceeded, yes, "Succeeded", 60)), false, "there is none"},
+		"begun by a process that is gone":         {managerLease(95, 100), orders{}.order(20, running).order(94), true, "is node_1, and widgets was left alone for 5m0s"},
+		"begun before nobody has a Lease":         {nil, orders{}.order(20, running).order(95), true, "no kube-controller-manager has a Lease, and widgets was left alone"},
+		"begun by one that is gone, no other":     {managerLease(95, 100), orders{}.order(20, running), false, "there is none"},
+		"begun in the second of the election":     {managerLease(90, 100), orders{}.order(20, running).order(91), false, "has begun widgets"},
 		"switched on while these worked":          {managerLease(0, 100), orders{}.order(10, says(storagemigrationv1.MigrationRunning, yes, "MigrationRunning", 99)), false, "has begun widgets"},
 	} {
 		t.Run(name, func(t *testing.T) {
