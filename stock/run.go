@@ -17,6 +17,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/connect"
 	"github.com/concord-dev/concord/stock/election"
 )
@@ -36,6 +37,8 @@ type controllers struct {
 	elected *election.Election
 	// working is the work under way, nil while this process does not lead.
 	working atomic.Pointer[work]
+	// lacking is why this process cannot begin; nil if it can, or others do the work.
+	lacking atomic.Pointer[error]
 }
 
 // Run works until ctx ends, or the election is lost: then the process should end.
@@ -70,7 +73,7 @@ func newControllers(config Config) (*controllers, error) {
 	c := &controllers{config: config, kube: kube, objects: objects}
 	c.elected = election.New(election.Config{
 		Kube: kube, Namespace: config.ElectionNamespace, Instance: config.Instance, Clock: config.Clock, Lead: c.lead,
-		Await: func(ctx context.Context, try func(context.Context) error) error { return c.await(ctx, "Waiting", try) },
+		Await: func(ctx context.Context, try func(context.Context) error) error { return c.await(ctx, waiting, try) },
 	})
 	return c, err
 }
@@ -115,12 +118,20 @@ func (c *controllers) ready() error {
 	if err := c.elected.Forbidden(); err != nil {
 		return fmt.Errorf("this process cannot be elected: %w", err)
 	}
+	if err := c.lacking.Load(); err != nil {
+		return fmt.Errorf("this process cannot begin: %w", *err)
+	}
 	w := c.working.Load()
 	if w == nil {
 		return nil
 	}
 	if _, err := w.observer.has(schema.GroupResource{}); errors.Is(err, errUnasked) {
 		return err
+	}
+	for _, crd := range migrationv1alpha1.CRDs() {
+		if w.observer.definitions.of(migrationv1alpha1.ResourceOf(crd)) == nil {
+			return fmt.Errorf("the CustomResourceDefinition %s is gone: apply the manifests of concord controllers, or start them again with --install-crds", crd.Name)
+		}
 	}
 	return nil
 }

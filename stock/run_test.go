@@ -2,6 +2,7 @@ package stock
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -10,13 +11,22 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+
+	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
 
-// TestReadyElection: a process without a permission on the Lease of its election is not ready, and says
-// why.
+// TestReadyElection: a process without a permission on the Lease of its election, or whose token is not valid, is not
+// ready, and says why.
 func TestReadyElection(t *testing.T) {
+	t.Run("Forbidden", func(t *testing.T) { unready(t, http.StatusForbidden, "cannot be elected: ") })
+	t.Run("Unauthorized", func(t *testing.T) { unready(t, http.StatusUnauthorized, "cannot begin: get the Lease") })
+}
+
+// unready starts a process that gets this answer to all that it asks, and waits until it says that it is not ready.
+func unready(t *testing.T, code int, why string) {
+	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "no right", http.StatusForbidden)
+		http.Error(w, "no right", code)
 	}))
 	defer server.Close()
 	c, err := newControllers(Config{Rest: &rest.Config{Host: server.URL}, Instance: "x", LeaderElect: true})
@@ -29,10 +39,39 @@ func TestReadyElection(t *testing.T) {
 	go func() { ended <- c.elected.Campaign(ctx) }()
 	err = wait.PollUntilContextTimeout(ctx, time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
 		err := c.ready()
-		return err != nil && strings.Contains(err.Error(), "cannot be elected: "), nil
+		return err != nil && strings.Contains(err.Error(), why), nil
 	})
 	cancel()
 	if err != nil || <-ended != nil {
 		t.Errorf("%v; ready says %v", err, c.ready())
+	}
+}
+
+// TestReadyDefinitions: an elected process is not ready without the CustomResourceDefinitions of its own objects, neither before
+// it begins nor after they were deleted.
+func TestReadyDefinitions(t *testing.T) {
+	c, err := newControllers(Config{Rest: &rest.Config{Host: "127.0.0.1:1"}, Instance: "x"})
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	_ = c.await(ctx, "The definitions of migration.k8s.io are not there yet", func(context.Context) error {
+		cancel()
+		return errors.New("not found")
+	})
+	if err := c.ready(); err == nil || !strings.Contains(err.Error(), "not found") {
+		t.Errorf("before they are there it says %v", err)
+	}
+	must(t, c.await(t.Context(), "The definitions of migration.k8s.io are not there yet", func(context.Context) error { return nil }))
+	d := newDefinitions()
+	for _, crd := range migrationv1alpha1.CRDs() {
+		d.take(crd)
+	}
+	c.working.Store(&work{observer: &observer{definitions: d, whole: true}})
+	if err := c.ready(); err != nil {
+		t.Errorf("with them it says %v", err)
+	}
+	gone := migrationv1alpha1.CRDs()[0]
+	d.forget(gone)
+	if err := c.ready(); err == nil || !strings.Contains(err.Error(), gone.Name+" is gone") {
+		t.Errorf("without %s it says %v", gone.Name, err)
 	}
 }

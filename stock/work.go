@@ -54,7 +54,7 @@ func (c *controllers) lead(ctx context.Context) error {
 // awaitStock returns when no Concord server is there, or ctx ends.
 func (c *controllers) awaitStock(ctx context.Context) error {
 	looking := c.newAsker(logr.Discard()) // those of the work tell
-	return c.await(ctx, "Waiting", func(ctx context.Context) error {
+	return c.await(ctx, waiting, func(ctx context.Context) error {
 		f, err := looking.Find(ctx)
 		switch {
 		case err != nil:
@@ -70,11 +70,18 @@ func (c *controllers) awaitStock(ctx context.Context) error {
 	})
 }
 
+// waiting is what await logs while other processes do the work: this one is ready.
+const waiting = "Waiting"
+
 // await repeats try until it succeeds, and logs each new reason why it does not. Its error is ctx's.
 func (c *controllers) await(ctx context.Context, missing string, try func(context.Context) error) error {
 	last := ""
 	return wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
 		err := try(ctx)
+		c.lacking.Store(nil)
+		if err != nil && (missing != waiting || apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err)) {
+			c.lacking.Store(&err)
+		}
 		if err != nil && err.Error() != last {
 			last = err.Error()
 			c.config.Logger.Info(missing, "reason", last)

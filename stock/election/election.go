@@ -103,7 +103,8 @@ type ballot struct {
 	resourcelock.Interface
 
 	mu sync.Mutex
-	// unread and unwritten are why the last read and the last write were forbidden; nil if they were not.
+	// unread and unwritten are why the last read and the last write were refused, because a right is missing or the
+	// token is not valid; nil if they were not.
 	unread, unwritten error
 }
 
@@ -130,13 +131,13 @@ func (b *ballot) Update(ctx context.Context, record resourcelock.LeaderElectionR
 func (b *ballot) note(last *error, err error) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if *last = nil; apierrors.IsForbidden(err) {
+	if *last = nil; apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 		*last = err
 	}
 	return err
 }
 
-// Forbidden is why this process cannot be elected; nil if no right on the Lease is known to be missing.
+// Forbidden is why this process cannot be elected; nil if it is not known to be refused the Lease.
 func (e *Election) Forbidden() error { return e.ballot.forbidden() }
 
 func (b *ballot) forbidden() error {

@@ -129,15 +129,20 @@ func TestCampaignAlone(t *testing.T) {
 	}
 }
 
-// TestElectionForbidden: a process without a permission on the Lease of its election says so until it has it.
+// TestElectionForbidden: a process without a permission on the Lease of its election, or without a valid token, says so
+// until it has it.
 func TestElectionForbidden(t *testing.T) {
-	for _, verb := range []string{"get", "create", "update"} {
+	for verb, refusal := range map[string]error{
+		"get":    apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, lock, errors.New("no right to get")),
+		"create": apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, lock, errors.New("no right to create")),
+		"update": apierrors.NewUnauthorized("no right to update"),
+	} {
 		kube, lacks := fake.NewClientset(), true
 		if verb == "update" {
 			kube = fake.NewClientset(leaseOf(metav1.NamespaceSystem, "", -time.Hour))
 		}
 		kube.PrependReactor(verb, "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
-			return lacks, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, lock, errors.New("no right to "+verb))
+			return lacks, nil, refusal
 		})
 		e := election(kube, metav1.NamespaceSystem)
 		ctx, cancel := context.WithCancel(t.Context())
