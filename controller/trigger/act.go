@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -158,7 +159,7 @@ func (c *Controller) annotate(ctx context.Context, obj *migrationv1alpha1.Storag
 }
 
 // kind returns the kind of the resource's objects, which the hashes are made of; "" if
-// the state holds no hash.
+// the state holds no hash, or nobody serves the resource any more: then the hashes stay as they are.
 func (c *Controller) kind(ctx context.Context, l *look, state evolve.State) (string, error) {
 	known := func(e agree.Encoding) bool { return e != evolve.Unknown }
 	if !known(state.Current) && !slices.ContainsFunc(state.Stored, known) {
@@ -168,6 +169,9 @@ func (c *Controller) kind(ctx context.Context, l *look, state evolve.State) (str
 		return l.crd.Spec.Names.Kind, nil
 	}
 	kind, err := c.cfg.Kinds.Kind(ctx, l.Resource)
+	if meta.IsNoMatchError(err) && l.state != nil && l.StorageVersion == nil {
+		return "", nil
+	}
 	if err != nil {
 		return "", fmt.Errorf("storage version hashes need the kind of %s: %w", l.Resource, err)
 	}

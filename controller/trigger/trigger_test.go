@@ -81,6 +81,24 @@ func TestLife(t *testing.T) {
 	}
 }
 
+// TestGone: a resource that nobody serves any more, as after a rollback, has no kind that a controller could learn after its
+// start. Its StorageState is written nevertheless.
+func TestGone(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	w.settle(c)
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	sv := w.storageVersion()
+	w.must(w.client.Delete(t.Context(), sv, client.Preconditions{UID: &sv.UID}))
+	restarted := New(Config{Client: w.client, Kinds: kinds{}, Clock: w.clock})
+	w.settle(restarted)
+	got := w.state().Status
+	if got.Message != evolve.Gone || got.CurrentStorageVersionHash != "Unknown" || !slices.Equal(got.PersistedStorageVersionHashes, []string{hash(v1), "Unknown"}) {
+		t.Errorf("status %+v", got)
+	}
+}
+
 // TestOrder: the StorageState is read before the StorageVersion, and written before a
 // migration is made.
 func TestOrder(t *testing.T) {

@@ -74,10 +74,14 @@ func Forged(s *StorageState, kind string) bool {
 }
 
 // SetState writes the state into the status, with the hashes of the kind that
-// the resource's objects have.
+// the resource's objects have; if the kind is "", with those that the status has for the same encodings.
 func SetState(s *StorageState, state evolve.State, kind string) {
+	hash := func(e agree.Encoding) string { return hash(e, kind) }
+	if kind == "" {
+		hash = s.Status.hashOf
+	}
 	status := StorageStateStatus{
-		CurrentStorageVersionHash: hash(state.Current, kind),
+		CurrentStorageVersionHash: hash(state.Current),
 		CurrentEncoding:           string(state.Current),
 		Message:                   state.Why,
 		LastHeartbeatTime:         metav1.NewTime(state.Heartbeat),
@@ -85,11 +89,19 @@ func SetState(s *StorageState, state evolve.State, kind string) {
 		Epoch:                     state.Of.Epoch,
 	}
 	for _, e := range state.Stored {
-		status.PersistedStorageVersionHashes = append(status.PersistedStorageVersionHashes, hash(e, kind))
+		status.PersistedStorageVersionHashes = append(status.PersistedStorageVersionHashes, hash(e))
 		status.PersistedEncodings = append(status.PersistedEncodings, string(e))
 	}
 	status.Encryption = encryption(state)
 	s.Status = status
+}
+
+// hashOf is the hash that a status has for an encoding; Unknown if it has none.
+func (s *StorageStateStatus) hashOf(e agree.Encoding) string {
+	if i := slices.Index(s.PersistedEncodings, string(e)); e != evolve.Unknown && i >= 0 && i < len(s.PersistedStorageVersionHashes) {
+		return s.PersistedStorageVersionHashes[i]
+	}
+	return Unknown
 }
 
 func encryption(state evolve.State) *StorageEncryption {
