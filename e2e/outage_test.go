@@ -333,7 +333,7 @@ func TestEtcdNoSpace(t *testing.T) {
 	}
 	cluster.Eventually(t, time.Minute, "readyz tells why", func(ctx context.Context) error {
 		if _, body, err := s.Get(ctx, "/readyz?verbose"); err != nil || !strings.Contains(body, "[-]etcd-space") {
-			return fmt.Errorf("it says %s %w", body, err)
+			return fmt.Errorf("it says %s (%v)", body, err)
 		}
 		return nil
 	})
@@ -376,7 +376,7 @@ func TestEtcdNoSpace(t *testing.T) {
 	})
 	cluster.Eventually(t, cluster.SettleTimeout, "the migration ends", func(ctx context.Context) error {
 		if found := widgetsIn(t, raw, "v2"); found != objects {
-			return fmt.Errorf("%d objects are in v2, %w", found, hasten(ctx, s))
+			return errors.Join(fmt.Errorf("%d objects are in v2", found), hasten(ctx, s))
 		}
 		return nil
 	})

@@ -35,7 +35,7 @@ const bump = 1_000_000_000
 // TestRestore follows the rule for backups in docs/faults.md: stop all servers, and restore with a revision bump.
 // Then no fence revision or resourceVersion is used a second time.
 func TestRestore(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 6*time.Minute)
 	defer cancel()
 	before := cluster.New(t)
 	servers := before.Start(cluster.Options{}, "one", "two")
@@ -78,7 +78,7 @@ const lost = 500
 // TestRestoreUnder breaks the rule: etcd is restored to an earlier revision while a server runs. Until it is
 // restarted, the server refuses writes and says why, also in /livez and /readyz.
 func TestRestoreUnder(t *testing.T) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 6*time.Minute)
 	defer cancel()
 	dir := t.TempDir()
 	etcd := cluster.StartEtcd(t, dir, dir)

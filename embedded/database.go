@@ -24,8 +24,10 @@ var ErrDamaged = errors.New("the etcd database is damaged")
 //
 // An etcd that meets damage ends its process: bbolt maps the file and follows what its pages
 // say, in goroutines of its own. So all keys and values are read first, in a goroutine where a fault
-// is an error. What bbolt looks for when it opens a database then finds pages that it can follow.
-// An etcd that starts has to read the same pages again, and then finds them in memory.
+// is an error. What bbolt looks for when it opens a database then finds pages that it can follow, but
+// for lengths and circles of pages that it believes: these may still end the process, as they end etcd.
+// A file in which bbolt finds damage stays open and locked. An etcd that starts has to read the same
+// pages again, and then finds them in memory.
 func CheckDatabase(file string, timeout time.Duration) error {
 	_, err := checkDatabase(file, timeout)
 	return err

@@ -220,7 +220,7 @@ func (r *resource) settling() string {
 	case r.version != nil || r.state == nil || r.common != "" || r.unlooked > evolve.DiscoveryPeriod:
 		return ""
 	case r.moved:
-		return fmt.Sprintf("its definition stores %s now, and concord controllers have not looked at it since %s",
+		return fmt.Sprintf("its definition stores %s now, which its StorageState of %s does not know yet: concord controllers look at it within seconds, if they run",
 			r.target(), r.state.Status.LastHeartbeatTime.UTC().Format("15:04:05 UTC"))
 	case observed.Settling(r.state.Status.Message):
 		return r.state.Status.Message

@@ -67,7 +67,8 @@ type Problem struct {
 	// Objects are the first that cannot be migrated, of Failed.
 	Objects []Object `json:"objects,omitempty"`
 	Failed  int64    `json:"failed,omitempty"`
-	// Do is what to do, and Run a command that does it; empty if it passes by itself.
+	// Do is what to do, and Run a command that does it, in which VERSION, NAMESPACE and NAME are to be filled in;
+	// empty if it passes by itself.
 	Do  string `json:"do,omitempty"`
 	Run string `json:"run,omitempty"`
 
@@ -90,11 +91,15 @@ func gathered(problems []Problem) []Problem {
 			all = append(all, p)
 			continue
 		}
-		all[i].Resources = append(slices.Clone(all[i].Resources), p.Resources...)
+		for _, resource := range p.Resources {
+			if !slices.Contains(all[i].Resources, resource) { // two migrations of one
+				all[i].Resources = append(slices.Clone(all[i].Resources), resource)
+			}
+		}
 	}
 	for i := range all {
 		if p := &all[i]; len(p.Resources) > 1 && p.alike != "" {
-			p.Text = fmt.Sprintf("%d resources are alike, %s. Of the first: %s", len(p.Resources), prose.Some(p.Resources), strings.TrimPrefix(p.Text, p.Resources[0]+": "))
+			p.Text = fmt.Sprintf("%d resources have the same problem: %s. The first: %s", len(p.Resources), prose.Some(p.Resources), strings.TrimPrefix(p.Text, p.Resources[0]+": "))
 		}
 	}
 	slices.SortStableFunc(all, func(a, b Problem) int { return slices.Index(urgency, a.Kind) - slices.Index(urgency, b.Kind) })

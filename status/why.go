@@ -67,7 +67,7 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	}
 	a := Answer{Resource: gr.String(), Problems: []Problem{}, Counted: "by a census of raw etcd"}
 	target := r.target()
-	if r.version == nil && r.common != "" && r.common.Plain() != target.Plain() {
+	if !x.stockAnswered && r.version == nil && r.common != "" && r.common.Plain() != target.Plain() {
 		r.moved, r.common = true, ""
 	}
 	a.Target = string(target)

@@ -58,7 +58,7 @@ type fields struct {
 	// turn waits until the next object may be written.
 	turn func(context.Context) error
 	// done are the versions for which resources were looked through; only run uses it. failed puts off those for which
-	// that failed, by both.
+	// that failed, by definition and versions.
 	done   map[schema.GroupResource]string
 	failed *flowcontrol.Backoff
 }
@@ -74,7 +74,7 @@ func newFields(config Config, c client.WithWatch, d *definitions) (*fields, erro
 	}
 	failed := flowcontrol.NewBackOff(evolve.Backoff(1), evolve.MaxBackoff)
 	failed.Clock = config.Clock
-	// To look through all objects may take longer than any pause.
+	// To look through all objects may take longer than any pause, which would begin anew at the shortest then.
 	failed.HasExpiredFunc = func(now, last time.Time, _ time.Duration) bool { return now.Sub(last) > 24*time.Hour }
 	return &fields{
 		definitions: d, objects: c, api: api, metadata: m, instance: config.Instance, clock: config.Clock, logger: config.Logger.WithName("managed-fields"),
@@ -112,7 +112,7 @@ func (f *fields) look(ctx context.Context) {
 		gr := migrationv1alpha1.ResourceOf(crd)
 		versions, stored := served(crd)
 		told := strings.Join(versions, ",")
-		id := gr.String() + " " + told
+		id := gr.String() + " " + string(crd.UID) + " " + told
 		if told == "" || f.done[gr] == told || f.failed.IsInBackOffSinceUpdate(id, f.clock.Now()) {
 			continue
 		}

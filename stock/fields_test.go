@@ -125,6 +125,31 @@ func TestFieldsOfBadObjects(t *testing.T) {
 	}
 }
 
+// TestFieldsExpired: a list whose continue token has expired goes on with a new token, or begins again; an object that
+// cannot be written is told once.
+func TestFieldsExpired(t *testing.T) {
+	for _, goOn := range []string{"", fmt.Sprint(migrateapi.FirstPage, "-fresh")} {
+		w := newFieldsWorld(t, pageSize+10)
+		times := 0
+		w.listed = func(from int) error {
+			if times++; from == 0 || times > 2 {
+				return nil
+			}
+			return tooOld(goOn)
+		}
+		w.patched = func(i int) error {
+			if i == 0 {
+				return apierrors.NewForbidden(widgets, widgetName(i), errors.New("the policy says no"))
+			}
+			return nil
+		}
+		w.fields.look(t.Context())
+		if old, notes := w.old(), w.events(); len(old) != 1 || len(notes) != 1 || !strings.Contains(notes[0], "1 objects cannot be written: default/w00000 (") {
+			t.Errorf("after %q %d have entries still, the events are %q", goOn, len(old), notes)
+		}
+	}
+}
+
 // TestFieldsNotServed: if the stored version is not served, no object is written in another one, and an
 // Event says what to do. When that is done, it is tried again at once.
 func TestFieldsNotServed(t *testing.T) {

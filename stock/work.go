@@ -78,9 +78,10 @@ func (c *controllers) await(ctx context.Context, missing string, try func(contex
 	last := ""
 	return wait.PollUntilContextCancel(ctx, retry, true, func(ctx context.Context) (bool, error) {
 		err := try(ctx)
-		c.lacking.Store(nil)
 		if err != nil && (missing != waiting || apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err)) {
 			c.lacking.Store(&err)
+		} else {
+			c.lacking.Store(nil)
 		}
 		if err != nil && err.Error() != last {
 			last = err.Error()

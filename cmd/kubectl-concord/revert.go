@@ -25,12 +25,12 @@ type revertOptions struct {
 func newRevertCommand(p *plugin) *cobra.Command {
 	var o revertOptions
 	cmd := &cobra.Command{
-		Use:   "revert CRD",
+		Use:   "revert CRD --to VERSION",
 		Short: "Go back to another storage version of a custom resource, and migrate its objects back",
 		Long: `Go back to another storage version of a custom resource, and migrate its objects back.
 Without --yes the command only shows what it would do. With --yes it changes the
-CustomResourceDefinition; servers migrate the objects then, and "kubectl concord why" follows
-them until every object is stored in that version and status.storedVersions names no other.
+CustomResourceDefinition; servers migrate the objects then, until every object is stored in that
+version and status.storedVersions names no other. "kubectl concord why" tells how far they are.
 
 The version must still be in spec.versions of the CustomResourceDefinition. Fields that only the
 newer version has are lost when your conversion webhook, or pruning, removes them; the command
@@ -88,7 +88,7 @@ func (p *plugin) revert(ctx context.Context, out io.Writer, name string, options
 	if err := c.store(ctx, way); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(out, "\nChanged: kubectl concord why %s follows the objects.\n", gr)
+	_, err = fmt.Fprintf(out, "\nChanged: kubectl concord why %s tells how far the objects are.\n", gr)
 	return err
 }
 

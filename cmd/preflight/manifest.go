@@ -52,6 +52,9 @@ func parse(text []byte) (found []verdict.Definition, err error) {
 		}
 		object, ok := o.(*unstructured.Unstructured)
 		if !ok || object.GetKind() != kind {
+			if computed := o.GetObjectKind().GroupVersionKind().Kind; strings.Contains(computed, "{{") {
+				return fmt.Errorf("a kind is computed: %s", computed)
+			}
 			return nil
 		}
 		d, err := definitionIn(object)

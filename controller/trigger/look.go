@@ -59,7 +59,7 @@ func (c *Controller) look(ctx context.Context, gr schema.GroupResource) (*look, 
 		return nil, err
 	}
 	if l.State != nil {
-		// Without a kind this cannot be checked; the next action that needs the kind says so.
+		// Without a kind this cannot be checked: it is when a server serves the resource again.
 		if kind, err := c.kind(ctx, l, *l.State); err == nil && kind != "" {
 			l.State.Forged = migrationv1alpha1.Forged(state, kind)
 		}

@@ -259,7 +259,7 @@ func manyResources(t *testing.T) (longest float64) {
 		sv.Status.CommonEncodingVersion = nil
 		a.put(t, versionsPath, &sv)
 	}
-	v.waitText("concord-problems", "500 resources are alike", "servers disagree")
+	v.waitText("concord-problems", "500 resources have the same problem", "servers disagree")
 	v.wait(func() error {
 		if first := v.row("things00000.group000.example.com"); len(first) != 7 || !strings.Contains(first[1], "servers disagree") || first[4] != "v2" || first[5] != "v1" {
 			return fmt.Errorf("the first row is %q", first)

@@ -97,11 +97,15 @@ func TestDeployedPermissions(t *testing.T) {
 	file, err := os.Open(log)
 	must(t, err)
 	defer func() { _ = file.Close() }()
+	var incomplete error
 	lines := bufio.NewScanner(file)
 	for lines.Buffer(nil, 1<<20); lines.Scan(); {
 		var e auditv1.Event
-		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
-			continue // the last line is not complete yet
+		if incomplete != nil {
+			t.Fatalf("the audit log has a line that is none, before its end: %v", incomplete)
+		}
+		if incomplete = json.Unmarshal(lines.Bytes(), &e); incomplete != nil {
+			continue // the last line may be written at the moment
 		}
 		if e.User.Username != beside.DeployedUser {
 			continue

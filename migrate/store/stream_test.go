@@ -316,7 +316,7 @@ func TestManyUnderWayBesideAStream(t *testing.T) {
 		}
 		result := rewritten(t, NewEtcd(c), target, Options{UnderWay: 1000, PieceKeys: 500, MemoryBytes: 64 << 20, Patience: 20 * time.Millisecond}, nil)
 		// A put that etcd was too slow for may have been written; its key has changed then.
-		if result.Rewritten+result.Changed < streamed {
+		if result.Rewritten < streamed/2 || result.Rewritten+result.Changed < streamed {
 			t.Fatalf("round %d: %+v", i, result.Progress)
 		}
 	}

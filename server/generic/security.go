@@ -35,6 +35,7 @@ func (o *Options) checkFiles() error {
 		"--token-auth-file":                          {o.authentication().TokenFile.TokenFile},
 		"--authentication-token-webhook-config-file": {o.authentication().WebHook.ConfigFile},
 		"--peer-ca-file":                             {o.ControlPlane.PeerCAFile},
+		"--root-ca-file":                             {o.RootCAFile},
 	}
 	for _, flag := range slices.Sorted(maps.Keys(named)) {
 		for _, name := range named[flag] {
@@ -108,10 +109,19 @@ func rootCA(rootCAFile, ownCAFile, givenCertFile string) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--tls-cert-file: %w", err)
 		}
-		chain = slices.DeleteFunc(chain, func(c *x509.Certificate) bool { return !c.IsCA || slices.ContainsFunc(root, c.Equal) })
-		if root = append(root, chain...); len(chain) == 0 {
-			klog.Background().Info("Clients in the cluster, which trust kube-root-ca.crt, may not trust this server's certificate: "+
-				"append its CA's certificate to the file, or give --root-ca-file", "tls-cert-file", givenCertFile)
+		trusted, given := x509.NewCertPool(), x509.NewCertPool()
+		for _, c := range chain {
+			given.AddCert(c)
+			if c.IsCA && !slices.ContainsFunc(root, c.Equal) {
+				root = append(root, c)
+			}
+		}
+		for _, c := range root {
+			trusted.AddCert(c)
+		}
+		if _, err := chain[0].Verify(x509.VerifyOptions{Roots: trusted, Intermediates: given, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
+			klog.Background().Info("Clients in the cluster, which trust kube-root-ca.crt, do not trust this server's certificate: "+
+				"append its CA's certificate to the file, or give --root-ca-file", "tls-cert-file", givenCertFile, "err", err)
 		}
 	}
 	return certutil.EncodeCertificates(root...)

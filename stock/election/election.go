@@ -97,8 +97,8 @@ func (e *Election) Campaign(ctx context.Context) error {
 	}
 }
 
-// ballot is the Lease of the election. It records missing rights on the Lease, without which this process cannot be
-// elected.
+// ballot is the Lease of the election. It records missing rights on the Lease and refused tokens: with these this
+// process cannot be elected.
 type ballot struct {
 	resourcelock.Interface
 

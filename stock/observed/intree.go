@@ -36,16 +36,20 @@ const AlphaMigrations = "v1alpha1"
 // JudgeInTree says whether kube-controller-manager's migrator is off. The migrator does not tell
 // that: it is off if a migration was left alone for so long, all the while under the one process
 // that is elected, or while none has a Lease. The last write counts: a migrator that was
-// switched on again is seen when it begins one. lease is nil if there is none; all are the
-// migrations of storagemigration.k8s.io.
+// switched on again is seen when it begins one. What a process began that is elected no more says nothing, and
+// nothing is said by others of its resource. lease is nil if there is none; all are the migrations of
+// storagemigration.k8s.io.
 func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrationv1.StorageVersionMigration, untouched time.Duration) InTree {
 	since, who, gone := elected(now, lease)
 	if gone != "" {
 		return InTree{Why: gone}
 	}
+	// The migrator does one migration of each resource at a time: others wait for one that it may have gone on with.
+	waitsFor := map[metav1.GroupResource]bool{}
 	for i := range all {
 		at := touched(&all[i])
 		if Forsaken(&all[i], lease) {
+			waitsFor[all[i].Spec.Resource] = true
 			continue
 		}
 		if !at.IsZero() && endOf(&all[i]).IsZero() {
@@ -62,7 +66,7 @@ func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrat
 		begin, end := m.CreationTimestamp.Time, endOf(m)
 		kept := keptFrom(m)
 		// It is not known when others took over a migration that was created before since.
-		if !touched(m).IsZero() || !kept.IsZero() && begin.Before(since) {
+		if !touched(m).IsZero() || waitsFor[m.Spec.Resource] || !kept.IsZero() && begin.Before(since) {
 			continue
 		}
 		if begin.Before(since) {
@@ -101,7 +105,7 @@ func elected(now time.Time, lease *coordinationv1.Lease) (since time.Time, who, 
 }
 
 // Forsaken says whether a kube-controller-manager that is elected no more has begun a migration, and not ended
-// it. Its successor may do it, or not: that is not seen by this migration.
+// it. Its successor may go on with it, or not: that is not seen in this migration.
 func Forsaken(m *storagemigrationv1.StorageVersionMigration, lease *coordinationv1.Lease) bool {
 	at := touched(m)
 	if at.IsZero() || Ended(m) {

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/emicklei/go-restful/v3"
-	"google.golang.org/grpc/test/bufconn"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/managedfields"
@@ -33,25 +32,59 @@ const shutdown = time.Second
 // stored beside the objects that it writes. They are in no discovery, and cannot be reached from outside of the
 // process.
 type API struct {
-	connections *bufconn.Listener
+	connections chan net.Conn
 	server      *http.Server
+	ended       context.Context
+	end         context.CancelFunc
 	serving     sync.WaitGroup
 }
 
-// bufferSize is how many bytes of a connection are written before they are read.
-const bufferSize = 64 << 10
-
 // New returns an API that serves nothing yet.
 func New() *API {
-	return &API{connections: bufconn.Listen(bufferSize), server: &http.Server{ReadHeaderTimeout: time.Minute}}
+	l := &API{connections: make(chan net.Conn), server: &http.Server{ReadHeaderTimeout: time.Minute}}
+	l.ended, l.end = context.WithCancel(context.Background())
+	return l
 }
 
 // Config reaches the API. Until it is served connections wait.
 func (l *API) Config() *rest.Config {
-	return &rest.Config{Host: "http://local", QPS: -1, Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return l.connections.DialContext(ctx)
-	}}
+	return &rest.Config{Host: "http://local", QPS: -1, Dial: l.dial}
 }
+
+func (l *API) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	here, there := net.Pipe()
+	var err error
+	select {
+	case l.connections <- there:
+		return here, nil
+	case <-ctx.Done():
+		err = ctx.Err()
+	case <-l.ended.Done():
+		err = net.ErrClosed
+	}
+	return nil, errors.Join(err, here.Close(), there.Close())
+}
+
+// Accept implements net.Listener.
+func (l *API) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.connections:
+		return c, nil
+	case <-l.ended.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+// Close implements net.Listener.
+func (l *API) Close() error { l.end(); return nil }
+
+// Addr implements net.Listener.
+func (l *API) Addr() net.Addr { return localAddr{} }
+
+type localAddr struct{}
+
+func (localAddr) Network() string { return "pipe" }
+func (localAddr) String() string  { return "local" }
 
 // Serve begins to answer, with the objects of groups.
 func (l *API) Serve(groups ...*genericapiserver.APIGroupInfo) error {
@@ -59,13 +92,13 @@ func (l *API) Serve(groups ...*genericapiserver.APIGroupInfo) error {
 	if l.server.Handler, err = Handler(groups...); err != nil {
 		return err
 	}
-	l.serving.Go(func() { _ = l.server.Serve(l.connections) }) // returns when it is closed
+	l.serving.Go(func() { _ = l.server.Serve(l) }) // returns when it is closed
 	return nil
 }
 
 // Stop ends the API, and the requests that are under way.
 func (l *API) Stop() error {
-	_ = l.connections.Close() // also where it was never served
+	l.end()
 	ctx, cancel := context.WithTimeout(context.Background(), shutdown)
 	defer cancel()
 	err := l.server.Shutdown(ctx)
