@@ -91,7 +91,7 @@ func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrat
 
 // elected says since when the process is elected that may do migrations, or why that is not known.
 func elected(now time.Time, lease *coordinationv1.Lease) (since time.Time, who, gone string) {
-	if lease == nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+	if !held(lease) {
 		return since, "no kube-controller-manager has a Lease", ""
 	}
 	s := lease.Spec
@@ -104,6 +104,11 @@ func elected(now time.Time, lease *coordinationv1.Lease) (since time.Time, who, 
 	return s.AcquireTime.Time, "kube-controller-manager is " + *s.HolderIdentity, ""
 }
 
+// held says whether a kube-controller-manager has the Lease.
+func held(lease *coordinationv1.Lease) bool {
+	return lease != nil && lease.Spec.HolderIdentity != nil && *lease.Spec.HolderIdentity != ""
+}
+
 // Forsaken says whether a kube-controller-manager that is elected no more has begun a migration, and not ended
 // it. Its successor may go on with it, or not: that is not seen in this migration.
 func Forsaken(m *storagemigrationv1.StorageVersionMigration, lease *coordinationv1.Lease) bool {
@@ -111,7 +116,7 @@ func Forsaken(m *storagemigrationv1.StorageVersionMigration, lease *coordination
 	if at.IsZero() || Ended(m) {
 		return false
 	}
-	if lease == nil || lease.Spec.HolderIdentity == nil || *lease.Spec.HolderIdentity == "" {
+	if !held(lease) {
 		return true
 	}
 	acquired := lease.Spec.AcquireTime
