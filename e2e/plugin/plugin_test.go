@@ -201,7 +201,7 @@ func reverted(p *plugin, w *beside.Widgets, objects int) {
 	if versions, err := w.StoredVersions(p.t.Context()); err != nil || !slices.Equal(versions, []string{"v2"}) {
 		p.t.Errorf("after a plan storedVersions are %v, %v", versions, err)
 	}
-	p.run(0, "revert", w.Name(), "--to", "v1", "--yes").has(plan).has("kubectl concord why widgets.example.com follows the objects.")
+	p.run(0, "revert", w.Name(), "--to", "v1", "--yes").has(plan).has("kubectl concord why widgets.example.com tells how far the objects are.")
 	w.AwaitStored(beside.V1, beside.V1)
 	if counts := stored(w); len(counts) != 1 || counts[beside.V1] != objects {
 		p.t.Errorf("after the way back stored are %v", counts)
