@@ -13,6 +13,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/join/roles"
 )
 
@@ -106,10 +107,63 @@ func TestAuthors(t *testing.T) {
 	}
 }
 
+// TestPasses: no other admission, mutating or validating, sees StorageVersions, nor the Leases that the server and its
+// controllers write in the namespace of the identity Leases. It sees everybody else's Leases.
+func TestPasses(t *testing.T) {
+	admin := &user.DefaultInfo{Name: "admin", Groups: []string{user.SystemPrivilegedGroup}}
+	loopback := &user.DefaultInfo{Name: user.APIServerUser, Groups: []string{user.SystemPrivilegedGroup}}
+	acting := func(r roles.Role) user.Info { return &user.DefaultInfo{Name: r.User()} }
+	leases := schema.GroupResource{Group: "coordination.k8s.io", Resource: "leases"}
+	const own = storageversion.IdentityNamespace
+	for _, test := range []struct {
+		name      string
+		gr        schema.GroupResource
+		namespace string
+		by        user.Info
+		roles     bool
+		seen      int
+	}{
+		{"the server's report", storageversion.Resource, "", loopback, true, 0},
+		{"the collector's change of a report", storageversion.Resource, "", acting(roles.Collector), true, 0},
+		{"an administrator's change of a report", storageversion.Resource, "", admin, true, 0},
+		{"StorageVersions of another group", schema.GroupResource{Group: "example.com", Resource: "storageversions"}, "", loopback, true, 1},
+		{"the server's Lease", leases, own, loopback, true, 0},
+		{"the server's Lease where controllers have no users", leases, own, loopback, false, 0},
+		{"the server's Lease in another namespace", leases, "default", loopback, true, 1},
+		{"the election's Lease", leases, own, acting(roles.Election), true, 0},
+		{"the collector's deletion of a Lease", leases, own, acting(roles.Collector), true, 0},
+		{"the election's Lease in another namespace", leases, "default", acting(roles.Election), true, 1},
+		{"a user called like the election where controllers have no users", leases, own, acting(roles.Election), false, 1},
+		{"a Lease of another controller of ours", leases, own, acting(roles.Trigger), true, 1},
+		{"an administrator's Lease", leases, own, admin, true, 1},
+		{"a Lease of somebody with the server's name only", leases, own, &user.DefaultInfo{Name: user.APIServerUser}, true, 1},
+		{"a node's Lease", leases, "kube-node-lease", &user.DefaultInfo{Name: "system:node:one"}, true, 1},
+		{"nobody's Lease", leases, own, nil, true, 1},
+		{"Leases of another group", schema.GroupResource{Group: "example.com", Resource: "leases"}, own, loopback, true, 1},
+		{"the server's ConfigMap", schema.GroupResource{Resource: "configmaps"}, own, loopback, true, 1},
+	} {
+		for _, operation := range []admission.Operation{admission.Create, admission.Update, admission.Delete} {
+			a := admission.NewAttributesRecord(nil, nil, schema.GroupVersionKind{}, test.namespace, "o", test.gr.WithVersion("v1"), "", operation, nil, false, test.by)
+			mutating, validating := &counting{}, &counting{}
+			if err := (protocol{Interface: mutating, roles: test.roles}).Admit(t.Context(), a, nil); err != nil || mutating.called != test.seen {
+				t.Errorf("%s: %s: mutating admission is asked %d times, want %d, error %v", test.name, operation, mutating.called, test.seen, err)
+			}
+			if err := (protocol{Interface: validating, roles: test.roles}).Validate(t.Context(), a, nil); err != nil || validating.called != test.seen {
+				t.Errorf("%s: %s: validating admission is asked %d times, want %d, error %v", test.name, operation, validating.called, test.seen, err)
+			}
+		}
+	}
+}
+
 // counting is an admission plugin that lets everything pass and counts its calls.
 type counting struct{ called int }
 
 func (*counting) Handles(admission.Operation) bool { return true }
+
+func (c *counting) Admit(context.Context, admission.Attributes, admission.ObjectInterfaces) error {
+	c.called++
+	return nil
+}
 
 func (c *counting) Validate(context.Context, admission.Attributes, admission.ObjectInterfaces) error {
 	c.called++
