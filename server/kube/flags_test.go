@@ -17,6 +17,7 @@ import (
 	"k8s.io/component-base/logs"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/e2e/vault"
 	"github.com/concord-dev/concord/server/kube"
 	stockserver "github.com/concord-dev/concord/server/stock"
 	"github.com/concord-dev/concord/testbed/process"
@@ -48,59 +49,90 @@ func TestRefused(t *testing.T) {
 
 var mutatingPolicies = schema.GroupResource{Group: "admissionregistration.k8s.io", Resource: "mutatingadmissionpolicies"}
 
-// testFlags starts servers with flags of kube-apiserver, and checks the effect of each.
+// TestFlags: flags of kube-apiserver that go together have their effects.
+func TestFlags(t *testing.T) {
+	t.Parallel()
+	c := newControl(t)
+	plugin := vault.Start(t, vault.NewVault(), "key")
+	kms := "  - kms: {apiVersion: v2, name: p, endpoint: 'unix://" + plugin.Path + "', timeout: 10s}\n"
+	const sealed = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n"
+	sealing := c.write("encryption.yaml", sealed+kms+"  - identity: {}\n")
+	s := c.ready(ours, "one", "--emulated-version=1.36", "--min-compatibility-version=1.36", "--runtime-config=batch/v1=false", "--watch-cache-sizes=configmaps#0",
+		"--encryption-provider-config="+sealing, "--encryption-provider-config-automatic-reload", "--encryption-provider-config-reload-interval=1s")
+	agreements := s.agreed(time.Minute, 1)
+	t.Run("Compatibility", func(t *testing.T) {
+		storesPolicies("v1")(t, s, agreements) // v1beta1, if 1.35 had to read them
+		if v, err := s.Kube().Discovery().ServerVersion(); err != nil || v.EmulationMinor != "36" || v.MinCompatibilityMinor != "36" {
+			t.Errorf("clients are told %+v, error %v", v, err)
+		}
+	})
+	t.Run("RuntimeConfig", func(t *testing.T) {
+		if status, _, err := s.Get(t.Context(), "/apis/batch/v1"); err != nil || status != 404 {
+			t.Errorf("%d, error %v", status, err)
+		}
+	})
+	t.Run("WatchCache", func(t *testing.T) {
+		_, body, err := s.Get(t.Context(), "/metrics")
+		cached := func(resource string) bool {
+			return strings.Contains(body, fmt.Sprintf(`watch_cache_capacity{group="",resource="%s"}`, resource))
+		}
+		if err != nil || cached("configmaps") || !cached("secrets") {
+			t.Errorf("ConfigMaps have a watch cache: %v, Secrets: %v, error %v", cached("configmaps"), cached("secrets"), err)
+		}
+	})
+	// e2e rotates keys while clients write (TestKeyRotation, TestSlow/KMS).
+	t.Run("KMS", func(t *testing.T) {
+		_, err := s.Kube().CoreV1().Secrets(metav1.NamespaceDefault).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, metav1.CreateOptions{})
+		must(t, err)
+		c.sealedWith(t, agreements[secrets], "kms:v2:p:")
+		for _, path := range []string{"/readyz?verbose", "/healthz?verbose"} {
+			if _, checks, err := s.Get(t.Context(), path); err != nil || !strings.Contains(checks, "[+]kms-providers ok") {
+				t.Errorf("%s does not ask the plugin: %s, error %v", path, checks, err)
+			}
+		}
+	})
+	t.Run("Reload", func(t *testing.T) {
+		c.write("encryption.yaml", sealed+"  - aescbc: {keys: [{name: key1, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}\n"+kms+"  - identity: {}\n")
+		eventually(t, time.Minute, "another key is agreed on", func(context.Context) error {
+			if now := s.agreed(time.Minute, 1)[secrets]; now == agreements[secrets] {
+				return fmt.Errorf("agreed is %s", now)
+			}
+			return nil
+		})
+		s.migrated(time.Minute)
+		c.sealedWith(t, s.agreed(time.Minute, 1)[secrets], "aescbc:v1:key1:")
+	})
+}
+
+var secrets = schema.GroupResource{Resource: "secrets"}
+
+// sealedWith says whether Secrets are agreed to be encrypted, and one is stored encrypted, by a provider with this prefix.
+func (c *control) sealedWith(t *testing.T, agreed agree.Encoding, provider string) {
+	t.Helper()
+	if agreed.Seal() == "" || agreed.Plain() != "v1" {
+		t.Errorf("Secrets are agreed to be stored as %s", agreed)
+	}
+	answer, err := c.Raw.Get(t.Context(), registry+"secrets/default/s")
+	if err != nil || len(answer.Kvs) != 1 || !strings.HasPrefix(string(answer.Kvs[0].Value), "k8s:enc:"+provider) {
+		t.Errorf("error %v, stored is %v", err, answer)
+	}
+}
+
+// testFlags starts a server for each of more flags, and checks its effect.
 func testFlags(t *testing.T) {
 	c := newControl(t)
 	direct := c.write("egress.yaml", "apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections:\n- name: etcd\n  connection: {proxyProtocol: Direct}\n")
-	const sealed = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n  - aescbc: {keys: [{name: key1, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}\n  - identity: {}\n"
-	sealing := c.write("encryption.yaml", sealed)
 	for name, test := range map[string]struct {
 		flags []string
 		check func(*testing.T, *apiserver, map[schema.GroupResource]agree.Encoding)
 	}{
-		// e2e rotates keys (TestKeyRotation). This is only to see that kube-apiserver's flags get to
-		// the keyring.
-		"encryption": {[]string{"--encryption-provider-config=" + sealing, "--encryption-provider-config-automatic-reload", "--encryption-provider-config-reload-interval=1s"}, func(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
-			if got := agreements[schema.GroupResource{Resource: "secrets"}]; got.Seal() == "" || got.Plain() != "v1" {
-				t.Errorf("Secrets are agreed to be stored as %s", got)
-			}
-			_, err := s.Kube().CoreV1().Secrets(metav1.NamespaceDefault).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, metav1.CreateOptions{})
-			must(t, err)
-			answer, err := c.Raw.Get(t.Context(), "/encryption/secrets/default/s")
-			if err != nil || len(answer.Kvs) != 1 || !strings.HasPrefix(string(answer.Kvs[0].Value), "k8s:enc:aescbc:v1:key1:") {
-				t.Errorf("error %v, stored is %v", err, answer)
-			}
-			c.write("encryption.yaml", strings.Replace(sealed, "keys: [", "keys: [{name: key2, secret: ZmVkY2JhOTg3NjU0MzIxMA==}, ", 1))
-			eventually(t, time.Minute, "another key is agreed on", func(context.Context) error {
-				now := s.agreed(time.Minute, 1)[schema.GroupResource{Resource: "secrets"}]
-				if now.Seal() == "" || now == agreements[schema.GroupResource{Resource: "secrets"}] {
-					return fmt.Errorf("agreed is %s", now)
-				}
-				return nil
-			})
-		}},
-		"emulated":      {[]string{"--emulated-version=1.36"}, storesPolicies("v1beta1")},
-		"emulation":     {[]string{"--emulation-version=1.36"}, storesPolicies("v1beta1")},
-		"compatibility": {[]string{"--emulated-version=1.36", "--min-compatibility-version=1.36"}, storesPolicies("v1")},
+		"emulated":  {[]string{"--emulated-version=1.36"}, storesPolicies("v1beta1")},
+		"emulation": {[]string{"--emulation-version=1.36"}, storesPolicies("v1beta1")},
 		"newest": {nil, func(t *testing.T, s *apiserver, agreements map[schema.GroupResource]agree.Encoding) {
 			storesPolicies("v1")(t, s, agreements)
 			version, err := s.Kube().Discovery().ServerVersion()
 			if err != nil || !regexp.MustCompile(`^v1\.37\.\d+\+concord(\.[0-9A-Za-z.-]+)?$`).MatchString(version.GitVersion) {
 				t.Errorf("clients are told version %v, error %v", version, err)
-			}
-		}},
-		"runtime-config": {[]string{"--runtime-config=batch/v1=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
-			if status, _, err := s.Get(t.Context(), "/apis/batch/v1"); err != nil || status != 404 {
-				t.Errorf("%d, error %v", status, err)
-			}
-		}},
-		"watch-cache": {[]string{"--watch-cache-sizes=configmaps#0"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
-			_, body, err := s.Get(t.Context(), "/metrics")
-			cached := func(resource string) bool {
-				return strings.Contains(body, fmt.Sprintf(`watch_cache_capacity{group="",resource="%s"}`, resource))
-			}
-			if err != nil || cached("configmaps") || !cached("secrets") {
-				t.Errorf("ConfigMaps have a watch cache: %v, Secrets: %v, error %v", cached("configmaps"), cached("secrets"), err)
 			}
 		}},
 		"json": {[]string{"--storage-media-type=application/json"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
