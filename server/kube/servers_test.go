@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/join/roles"
 )
 
 // identities returns the identity Leases in the cluster: those of servers, and those that upstream's code keeps in
@@ -97,8 +99,8 @@ func testBrokenWebhook(t *testing.T) {
 func TestCrash(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
+	two := c.ready(ours, "two", "--controllers=false") // would be elected long before the other one is ready
 	one := c.ready(ours, "one", c.auditFlags()...)
-	two := c.ready(ours, "two", "--controllers=false")
 	one.agreed(time.Minute, 2)
 	if _, hooks, err := one.Get(t.Context(), "/readyz?verbose"); err != nil || strings.Contains(hooks, "lease-garbage-collector") {
 		t.Errorf("upstream's code deletes identity Leases by this server's clock: %v, %s", err, hooks)
@@ -111,11 +113,33 @@ func TestCrash(t *testing.T) {
 		return err
 	})
 	one.migrated(time.Minute)
+	for _, lock := range []string{roles.ControllersLock, roles.MirrorLock} {
+		one.leads(time.Minute, lock)
+	}
 	two.Kill()
 	one.agreed(time.Minute, 1)
 	one.migrated(time.Minute)
 	t.Run("Roles", func(t *testing.T) { actInRoles(t, c, one) })
 	t.Run("RolesAgain", func(t *testing.T) { rolesAgain(t, one) })
+}
+
+// leads waits until a Lease of an election has a holder, which has to be this server.
+func (s *apiserver) leads(timeout time.Duration, lock string) {
+	s.t.Helper()
+	eventually(s.t, timeout, lock+" is held", func(ctx context.Context) error {
+		lease, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(ctx, lock, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		holder := ptr.Deref(lease.Spec.HolderIdentity, "")
+		if holder == "" {
+			return errors.New("nobody holds it")
+		}
+		if own := strings.TrimPrefix(s.URL(), "https://") + "_"; !strings.HasPrefix(holder, own) {
+			s.t.Errorf("%s is held by %s, want %s…", lock, holder, own)
+		}
+		return nil
+	})
 }
 
 // TestLastWriteOfStock: a stock kube-apiserver that is told to stop deletes its Lease, and then completes a request
