@@ -128,6 +128,36 @@ func TestArrows(t *testing.T) {
 	}
 }
 
+// staging are what an API server on Kubernetes' staging modules has anyhow: these modules, some of the libraries that they
+// use, and etcd's client. sigs.k8s.io adds controller-runtime (docs/library.md).
+var staging = []string{"k8s.io", "sigs.k8s.io", "go.etcd.io/etcd/api", "go.etcd.io/etcd/client",
+	"github.com/emicklei/go-restful", "github.com/go-logr/logr", "github.com/mitchellh/go-wordwrap", "github.com/prometheus", "github.com/spf13/pflag",
+	"go.opentelemetry.io", "go.uber.org/zap", "golang.org/x/sync", "google.golang.org/grpc", "google.golang.org/protobuf"}
+
+// TestLibraryOnStaging: join, and the folders of this module that are compiled with it, import nothing but the standard
+// library and staging.
+func TestLibraryOnStaging(t *testing.T) {
+	imports, compiled := map[string][]string{}, []string{modulePath + "/join"}
+	for _, p := range packages(t) {
+		imports[p.ImportPath] = p.Imports
+	}
+	for i := 0; i < len(compiled); i++ { // grows
+		for _, imported := range imports[compiled[i]] {
+			switch {
+			case under(imported, modulePath):
+				if !slices.Contains(compiled, imported) {
+					compiled = append(compiled, imported)
+				}
+			case strings.Contains(strings.Split(imported, "/")[0], ".") && (under(imported, kube[0]) || !slices.ContainsFunc(staging, func(s string) bool { return under(imported, s) })):
+				t.Errorf("%s, which is compiled with join, imports %s", compiled[i], imported)
+			}
+		}
+	}
+	if len(compiled) < 20 {
+		t.Errorf("only %v are compiled with join", compiled)
+	}
+}
+
 func (a arrow) refuses(imported string) string {
 	if own, ok := strings.CutPrefix(imported, modulePath+"/"); ok {
 		if under(own, a.folder) && a.folder != "controller" || slices.ContainsFunc(a.own, func(o string) bool { return under(own, o) }) {
