@@ -55,7 +55,7 @@ func TestFlags(t *testing.T) {
 	c := newControl(t)
 	plugin := vault.Start(t, vault.NewVault(), "key")
 	kms := "  - kms: {apiVersion: v2, name: p, endpoint: 'unix://" + plugin.Path + "', timeout: 10s}\n"
-	const sealed = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n  providers:\n"
+	const sealed = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets, services, endpoints, nodes, replicationcontrollers]\n  providers:\n"
 	sealing := c.write("encryption.yaml", sealed+kms+"  - identity: {}\n")
 	s := c.ready(ours, "one", "--emulated-version=1.36", "--min-compatibility-version=1.36", "--runtime-config=batch/v1=false", "--watch-cache-sizes=configmaps#0",
 		"--encryption-provider-config="+sealing, "--encryption-provider-config-automatic-reload", "--encryption-provider-config-reload-interval=1s")
@@ -63,7 +63,7 @@ func TestFlags(t *testing.T) {
 	t.Run("Compatibility", func(t *testing.T) {
 		storesPolicies("v1")(t, s, agreements) // v1beta1, if 1.35 had to read them
 		if v, err := s.Kube().Discovery().ServerVersion(); err != nil || v.EmulationMinor != "36" || v.MinCompatibilityMinor != "36" {
-			t.Errorf("clients are told %+v, error %v", v, err)
+			t.Errorf("clients are told %#v, error %v", v, err)
 		}
 	})
 	t.Run("RuntimeConfig", func(t *testing.T) {
@@ -82,9 +82,8 @@ func TestFlags(t *testing.T) {
 	})
 	// e2e rotates keys while clients write (TestKeyRotation, TestSlow/KMS).
 	t.Run("KMS", func(t *testing.T) {
-		_, err := s.Kube().CoreV1().Secrets(metav1.NamespaceDefault).Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "s"}}, metav1.CreateOptions{})
-		must(t, err)
-		c.sealedWith(t, agreements[secrets], "kms:v2:p:")
+		s.createSealed()
+		c.sealedWith(t, agreements, "kms:v2:p:")
 		for _, path := range []string{"/readyz?verbose", "/healthz?verbose"} {
 			if _, checks, err := s.Get(t.Context(), path); err != nil || !strings.Contains(checks, "[+]kms-providers ok") {
 				t.Errorf("%s does not ask the plugin: %s, error %v", path, checks, err)
@@ -94,27 +93,61 @@ func TestFlags(t *testing.T) {
 	t.Run("Reload", func(t *testing.T) {
 		c.write("encryption.yaml", sealed+"  - aescbc: {keys: [{name: key1, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}\n"+kms+"  - identity: {}\n")
 		eventually(t, time.Minute, "another key is agreed on", func(context.Context) error {
-			if now := s.agreed(time.Minute, 1)[secrets]; now == agreements[secrets] {
-				return fmt.Errorf("agreed is %s", now)
+			now := s.agreed(time.Minute, 1)
+			for gr := range sealedKeys {
+				if now[gr] == agreements[gr] {
+					return fmt.Errorf("agreed for %s is %s", gr, now[gr])
+				}
 			}
 			return nil
 		})
 		s.migrated(time.Minute)
-		c.sealedWith(t, s.agreed(time.Minute, 1)[secrets], "aescbc:v1:key1:")
+		c.sealedWith(t, s.agreed(time.Minute, 1), "aescbc:v1:key1:") // the object of each resource was found and rewritten
 	})
 }
 
-var secrets = schema.GroupResource{Resource: "secrets"}
+// sealedKeys are the keys, under the registry's prefix, of objects of the resources that TestFlags encrypts. All but
+// Secrets are in places that are not called after their resource.
+var sealedKeys = map[schema.GroupResource]string{
+	{Resource: "secrets"}:                "secrets/default/s",
+	{Resource: "services"}:               "services/specs/default/s",
+	{Resource: "endpoints"}:              "services/endpoints/default/s",
+	{Resource: "nodes"}:                  "minions/s",
+	{Resource: "replicationcontrollers"}: "controllers/default/s",
+}
 
-// sealedWith says whether Secrets are agreed to be encrypted, and one is stored encrypted, by a provider with this prefix.
-func (c *control) sealedWith(t *testing.T, agreed agree.Encoding, provider string) {
+// createSealed creates the objects of sealedKeys.
+func (s *apiserver) createSealed() {
+	s.t.Helper()
+	core, ctx, options := s.Kube().CoreV1(), s.t.Context(), metav1.CreateOptions{}
+	object := metav1.ObjectMeta{Name: "s", Labels: map[string]string{"app": "s"}}
+	_, err := core.Secrets(metav1.NamespaceDefault).Create(ctx, &corev1.Secret{ObjectMeta: object}, options)
+	must(s.t, err)
+	_, err = core.Services(metav1.NamespaceDefault).Create(ctx, &corev1.Service{ObjectMeta: object, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}}}, options)
+	must(s.t, err)
+	_, err = core.Endpoints(metav1.NamespaceDefault).Create(ctx, &corev1.Endpoints{ObjectMeta: object}, options) //nolint:staticcheck // it is stored all the same
+	must(s.t, err)
+	_, err = core.Nodes().Create(ctx, &corev1.Node{ObjectMeta: object}, options)
+	must(s.t, err)
+	_, err = core.ReplicationControllers(metav1.NamespaceDefault).Create(ctx, &corev1.ReplicationController{ObjectMeta: object, Spec: corev1.ReplicationControllerSpec{
+		Selector: object.Labels,
+		Template: &corev1.PodTemplateSpec{ObjectMeta: object, Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}},
+	}}, options)
+	must(s.t, err)
+}
+
+// sealedWith says whether the objects of sealedKeys are agreed to be encrypted, and are stored encrypted, by a provider
+// with this prefix.
+func (c *control) sealedWith(t *testing.T, agreed map[schema.GroupResource]agree.Encoding, provider string) {
 	t.Helper()
-	if agreed.Seal() == "" || agreed.Plain() != "v1" {
-		t.Errorf("Secrets are agreed to be stored as %s", agreed)
-	}
-	answer, err := c.Raw.Get(t.Context(), registry+"secrets/default/s")
-	if err != nil || len(answer.Kvs) != 1 || !strings.HasPrefix(string(answer.Kvs[0].Value), "k8s:enc:"+provider) {
-		t.Errorf("error %v, stored is %v", err, answer)
+	for gr, key := range sealedKeys {
+		if agreed[gr].Seal() == "" || agreed[gr].Plain() != "v1" {
+			t.Errorf("%s are agreed to be stored as %s", gr, agreed[gr])
+		}
+		answer, err := c.Raw.Get(t.Context(), registry+key)
+		if err != nil || len(answer.Kvs) != 1 || !strings.HasPrefix(string(answer.Kvs[0].Value), "k8s:enc:"+provider) {
+			t.Errorf("error %v, stored is %v", err, answer)
+		}
 	}
 }
 
