@@ -246,6 +246,36 @@ func cleansUpLater(w *world) {
 	w.must(w.client.Status().Update(context.Background(), m))
 }
 
+// TestManagerSucceeds: if kube-controller-manager's migrator began first, its success does not count: the copy, by which
+// alone Concord's controllers count, waits on, and what users see stays as that migrator has written it.
+func TestManagerSucceeds(t *testing.T) {
+	w := newWorld(t, "v1")
+	w.make("one-uid")
+	m := w.read()
+	meta.SetStatusCondition(&m.Status.Conditions, metav1.Condition{Type: string(storagemigrationv1.MigrationRunning), Status: metav1.ConditionTrue, Reason: "StorageVersionMigrationInProgress"})
+	w.must(w.client.Status().Update(context.Background(), m))
+	w.step()
+	waits := w.copies()[0]
+	migrationv1alpha1.SetWaiting(&waits, "apiserver-x does not report", metav1.NewTime(w.clock.Now()))
+	w.must(w.client.Status().Update(context.Background(), &waits))
+	w.step()
+	cleansUpLater(w)
+	before := w.read()
+	w.step()
+	w.step()
+	if now := w.copies(); len(now) != 1 || now[0].UID != waits.UID || now[0].ResourceVersion != waits.ResourceVersion || migrationv1alpha1.Waiting(&now[0]) == "" {
+		t.Errorf("the copy is now %+v, was %+v", now, waits)
+	}
+	if now := w.read(); now.ResourceVersion != before.ResourceVersion || !ended(now) {
+		t.Errorf("the original's status is %+v, was %+v", now.Status, before.Status)
+	}
+	w.must(w.client.DeleteAllOf(context.Background(), &copied{}))
+	w.step()
+	if now := w.copies(); len(now) > 0 {
+		t.Errorf("one that kube-controller-manager has ended is copied: %+v", now)
+	}
+}
+
 // TestFails: the original has the reason for which its copy failed.
 func TestFails(t *testing.T) {
 	w := newWorld(t, "v1")
