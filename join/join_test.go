@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/version"
 	apirequest "k8s.io/apiserver/pkg/endpoints/request"
-	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
@@ -34,7 +33,6 @@ import (
 	"github.com/concord-dev/concord/join/internal/registry"
 	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/member/hosting"
-	"github.com/concord-dev/concord/migrate/claim"
 )
 
 func TestValidate(t *testing.T) {
@@ -110,20 +108,6 @@ func TestCustomResourcesAreTheHosts(t *testing.T) {
 	j := &Join{hosting: &hosting.Host{}, crds: &definitions{stores: true}}
 	if err := j.Start(nil); err == nil || !strings.Contains(err.Error(), "custom resources") {
 		t.Errorf("an aggregated server with custom resources starts: %v", err)
-	}
-}
-
-// TestAnotherEtcd: a store in another etcd than its StorageVersion is refused, since it cannot be fenced.
-func TestAnotherEtcd(t *testing.T) {
-	s := &storing{}
-	s.config.Etcd.Transport.ServerList = []string{"http://127.0.0.1:1"}
-	own := s.config.Etcd
-	if _, err := s.complete(things, generic.RESTOptions{StorageConfig: own.ForResource(things)}); err != nil {
-		t.Error(err)
-	}
-	own.Transport.ServerList = []string{"http://127.0.0.1:2"}
-	if _, err := s.complete(things, generic.RESTOptions{StorageConfig: own.ForResource(things)}); err == nil || !strings.Contains(err.Error(), "--etcd-servers-overrides") {
-		t.Errorf("a store in another etcd: %v", err)
 	}
 }
 
@@ -214,69 +198,6 @@ func TestShutdownDelay(t *testing.T) {
 	ran = slices.DeleteFunc(ran, func(name string) bool { return name == "outer" })
 	if !slices.Equal(ran, []string{"inner", "depart"}) {
 		t.Errorf("it ran %v", ran)
-	}
-}
-
-// TestServedMigrations: of several versions of storagemigration.k8s.io the best one that is enabled is mirrored.
-func TestServedMigrations(t *testing.T) {
-	t.Parallel()
-	const group = "/apis/storagemigration.k8s.io/"
-	for _, test := range []struct {
-		name  string
-		paths []string
-		off   string
-		want  string
-	}{
-		{"nothing is served", []string{"/apis", "/api/v1", "/apis/apps/v1"}, "", ""},
-		{"the group alone", []string{"/apis/storagemigration.k8s.io"}, "", ""},
-		{"one", []string{"/apis/apps/v1", group + "v1alpha1"}, "", "v1alpha1"},
-		{"the newest first", []string{group + "v1", group + "v1beta1"}, "", "v1"},
-		{"the newest last", []string{group + "v1alpha1", group + "v1beta1", group + "v1"}, "", "v1"},
-		{"a beta before an alpha of a higher number", []string{group + "v2alpha1", group + "v1beta1"}, "", "v1beta1"},
-		{"the newest is off", []string{group + "v1", group + "v1beta1"}, "v1", "v1beta1"},
-		{"the only one is off", []string{group + "v1"}, "v1", ""},
-		{"another group's", []string{"/apis/storagemigration.k8s.io.example.com/v1", "/apis/migration.k8s.io/v1alpha1"}, "", ""},
-	} {
-		got, ok := servedMigrations(test.paths, func(gvr schema.GroupVersionResource) bool {
-			if gvr.Group != "storagemigration.k8s.io" || gvr.Resource != "storageversionmigrations" {
-				t.Errorf("%s: it is asked whether %s is on", test.name, gvr)
-			}
-			return gvr.Version != test.off
-		})
-		if got.Version != test.want || ok != (test.want != "") || ok && got.Group != "storagemigration.k8s.io" {
-			t.Errorf("%s: %s, %t", test.name, got, ok)
-		}
-	}
-}
-
-// TestNewLeading: servers that report nothing, and aggregated servers, have elections of their own and run only some of
-// the controllers, so that they do not keep the protocol's controllers from running.
-func TestNewLeading(t *testing.T) {
-	made, err := newClients(Config{Loopback: &rest.Config{Host: "https://127.0.0.1:1"}, RBAC: true, Emulation: version.MustParse("1.2")})
-	must(t, err)
-	for _, test := range []struct {
-		name           string
-		silent         bool
-		hosting        *hosting.Host
-		lock           string
-		skew, protocol bool
-	}{
-		{"a cluster's own server", false, nil, "concord-controllers", true, true},
-		{"one that reports nothing", true, nil, "concord-controllers-without-storage-versions", true, false},
-		{"an aggregated one", false, &hosting.Host{}, "concord-aggregated", false, false},
-	} {
-		j := &Join{identity: "me", clients: made, hosting: test.hosting, migrating: &migrating{counts: &claim.Metrics{}}}
-		j.config.Silent = test.silent
-		if err := j.newLeading(); err != nil {
-			t.Fatalf("%s: %v", test.name, err)
-		}
-		l := j.leading
-		if l.election.Lock != test.lock || l.election.Identity != "me" || l.election.Client != l.elector {
-			t.Errorf("%s runs for %s as %s", test.name, l.election.Lock, l.election.Identity)
-		}
-		if (l.skew != nil) != test.skew || (l.trigger != nil) != test.protocol || (l.tally != nil) != test.protocol || l.mirror != nil {
-			t.Errorf("%s: skew %v, trigger %v, tally %v, mirror %v", test.name, l.skew, l.trigger, l.tally, l.mirror)
-		}
 	}
 }
 
