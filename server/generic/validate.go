@@ -8,6 +8,10 @@ import (
 	"strconv"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/keyring"
@@ -106,5 +110,7 @@ func (o *Options) Plan() (*compat.Plan, error) {
 		Serves:            planning.Generic(),
 		RuntimeConfig:     o.ControlPlane.APIEnablement.RuntimeConfig,
 		ForwardCompatible: o.ControlPlane.GenericServerRunOptions.EmulationForwardCompatible,
+		// By these it finds webhooks and aggregated APIs. Without them it would never be ready, as its informers are not.
+		Needs: []schema.GroupVersionResource{corev1.SchemeGroupVersion.WithResource("services"), discoveryv1.SchemeGroupVersion.WithResource("endpointslices")},
 	})
 }

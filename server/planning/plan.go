@@ -31,6 +31,8 @@ type Options struct {
 	RuntimeConfig map[string]string
 	// ForwardCompatible is --emulation-forward-compatible.
 	ForwardCompatible bool
+	// Needs are versions that have to be served, beyond those that every server needs. Default none.
+	Needs []schema.GroupVersionResource
 }
 
 // Validate returns an error for missing or unknown options.
@@ -67,9 +69,10 @@ func New(o Options) (*compat.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, gvr := range needed {
+	for _, gvr := range slices.Concat(needed, o.Needs) {
 		if !plan.Served(gvr) {
-			return nil, fmt.Errorf("--runtime-config: %s cannot be switched off, the server itself needs it", gvr.GroupVersion())
+			return nil, fmt.Errorf("--runtime-config: %s/%s cannot be switched off, the server itself needs it: remove that setting, or add %[1]s=true beside api/all or api/ga",
+				gvr.GroupVersion(), gvr.Resource)
 		}
 	}
 	for i := range plan.Resources {
