@@ -1,8 +1,9 @@
 package generic
 
-// FreshTokens, RootCA and Stoppable export functions for tests.
+// FreshTokens, NewServiceResolver, RootCA and Stoppable export functions for tests.
 var (
-	FreshTokens = freshTokens
-	RootCA      = rootCA
-	Stoppable   = stoppable
+	FreshTokens        = freshTokens
+	NewServiceResolver = newServiceResolver
+	RootCA             = rootCA
+	Stoppable          = stoppable
 )
