@@ -69,10 +69,14 @@ func TestAnonymous(t *testing.T) {
 	}
 }
 
-// TestHookShown: the post-start hook of KEP-2339 is among the health checks and their metrics.
+// TestHookShown: the post-start hook of KEP-2339 is among the health checks and their metrics, and that which renews
+// certificates has run.
 func TestHookShown(t *testing.T) {
 	const hook = "poststarthook/built-in-resources-storage-version-updater"
-	for path, want := range map[string]string{"/readyz?verbose=true": hook + " ok", "/metrics/slis": `kubernetes_healthcheck{name="` + hook + `",type="readyz"} 1`} {
+	for path, want := range map[string]string{
+		"/readyz?verbose=true": hook + " ok", "/metrics/slis": `kubernetes_healthcheck{name="` + hook + `",type="readyz"} 1`,
+		"/readyz/poststarthook/concord-certificates": "ok",
+	} {
 		client := must[*http.Client](t)(rest.HTTPClientFor(shared.admin))
 		response := must[*http.Response](t)(client.Get(shared.admin.Host + path))
 		body := must[[]byte](t)(io.ReadAll(response.Body))
