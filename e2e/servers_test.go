@@ -22,6 +22,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/pki"
 	"github.com/concord-dev/concord/testbed/load"
 )
 
@@ -89,20 +90,30 @@ func TestTellsItsBuild(t *testing.T) {
 	s.Terminate()
 }
 
-// TestGivenCertificates: a server may be given certificates of a public key infrastructure that is not Concord's.
+// TestGivenCertificates: a server that is given all certificates, of a public key infrastructure that is not Concord's,
+// works without the keys of Concord's CAs, and makes none of them.
 func TestGivenCertificates(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
-	pki := cluster.NewAuthority(t, "company-ca")
-	files := pki.Files("serving")
-	s := c.Start(cluster.Options{Args: strings.Join([]string{
+	company, ca := cluster.NewAuthority(t, "company-ca"), cluster.NewAuthority(t, "concord-ca")
+	files := company.Files("serving")
+	must(t, os.Mkdir(c.CertDir, 0o700))
+	must(t, os.WriteFile(filepath.Join(c.CertDir, pki.CACertName), cluster.EncodePEM(ca.Cert.Raw), 0o600))
+	s := c.NewServer("one", cluster.Options{Args: strings.Join([]string{
 		"--tls-cert-file", files.Cert, "--tls-private-key-file", files.Key, "--client-ca-file", files.CA,
-	}, " ")}, "one")[0] // which also needs that Concord's own kubeconfig works
-	config := rest.AnonymousClientConfig(s.Config())
-	config.CAData = cluster.EncodePEM(pki.Cert.Raw)
-	config.CertData, config.KeyData = pki.Issue("alice", "system:masters")
-	if a := send(t.Context(), config, http.MethodPost, configMapsPath, named("v1", "ConfigMap", "alices")); a.status != http.StatusCreated {
+		"--proxy-client-cert-file", files.Cert, "--proxy-client-key-file", files.Key,
+	}, " ")})
+	s.Admin = &rest.Config{Host: s.URL(), QPS: -1, TLSClientConfig: rest.TLSClientConfig{CAFile: files.CA}}
+	s.Admin.CertData, s.Admin.KeyData = company.Issue("alice", "system:masters")
+	s.Start()
+	s.WaitReady()
+	if a := send(t.Context(), s.Config(), http.MethodPost, configMapsPath, named("v1", "ConfigMap", "alices")); a.status != http.StatusCreated {
 		t.Errorf("alice writes: %v", a)
+	}
+	for _, name := range []string{pki.CAKeyName, pki.FrontProxyCAKeyName, pki.AdminKubeconfigName} {
+		if _, err := os.Stat(filepath.Join(c.CertDir, name)); err == nil {
+			t.Errorf("%s was made", name)
+		}
 	}
 	c.Check()
 	s.Terminate()
