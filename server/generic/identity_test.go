@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/keyutil"
+	"k8s.io/utils/ptr"
 )
 
 func (s *running) token(t *testing.T, ns, account string) string {
@@ -136,6 +137,7 @@ func TestServices(t *testing.T) {
 	}
 }
 
+// TestWebhook: a mutating webhook changes objects, and a validating one is asked about what it made of them.
 func TestWebhook(t *testing.T) {
 	ctx, ns := t.Context(), shared.namespace(t)
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -144,29 +146,45 @@ func TestWebhook(t *testing.T) {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return
 		}
-		review.Response = &admissionapi.AdmissionResponse{UID: review.Request.UID, Result: &metav1.Status{Message: "the webhook refuses " + review.Request.Name}}
+		if r.URL.Path == "/change" {
+			review.Response = &admissionapi.AdmissionResponse{
+				UID: review.Request.UID, Allowed: true,
+				PatchType: ptr.To(admissionapi.PatchTypeJSONPatch), Patch: []byte(`[{"op":"add","path":"/data","value":{"changed":"yes"}}]`),
+			}
+		} else {
+			review.Response = &admissionapi.AdmissionResponse{UID: review.Request.UID, Result: &metav1.Status{Message: "the webhook refuses " + string(review.Request.Object.Raw)}}
+		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(review)
 	}))
 	defer server.Close()
-	none := admissionv1.SideEffectClassNone
-	hook := &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: ns}, Webhooks: []admissionv1.ValidatingWebhook{{
-		Name:              "refuse.concord.dev",
-		ClientConfig:      admissionv1.WebhookClientConfig{URL: &server.URL, CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})},
-		NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}},
-		Rules: []admissionv1.RuleWithOperations{{Operations: []admissionv1.OperationType{admissionv1.Create},
-			Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"configmaps"}}}},
-		SideEffects: &none, AdmissionReviewVersions: []string{"v1"},
+	client := func(path string) admissionv1.WebhookClientConfig {
+		return admissionv1.WebhookClientConfig{URL: ptr.To(server.URL + path), CABundle: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})}
+	}
+	none, here := admissionv1.SideEffectClassNone, &metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelMetadataName: ns}}
+	rules := []admissionv1.RuleWithOperations{{Operations: []admissionv1.OperationType{admissionv1.Create},
+		Rule: admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"configmaps"}}}}
+	refusing := &admissionv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: ns}, Webhooks: []admissionv1.ValidatingWebhook{{
+		Name: "refuse.concord.dev", ClientConfig: client(""), NamespaceSelector: here, Rules: rules, SideEffects: &none, AdmissionReviewVersions: []string{"v1"},
 	}}}
-	hooks := shared.kube.AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	must[*admissionv1.ValidatingWebhookConfiguration](t)(hooks.Create(ctx, hook, metav1.CreateOptions{}))
-	t.Cleanup(func() { _ = hooks.Delete(context.Background(), ns, metav1.DeleteOptions{}) })
-	eventually(t, "the webhook", func(ctx context.Context) error {
+	changing := &admissionv1.MutatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: ns}, Webhooks: []admissionv1.MutatingWebhook{{
+		Name: "change.concord.dev", ClientConfig: client("/change"), NamespaceSelector: here, Rules: rules, SideEffects: &none, AdmissionReviewVersions: []string{"v1"},
+	}}}
+	hooks := shared.kube.AdmissionregistrationV1()
+	must[*admissionv1.MutatingWebhookConfiguration](t)(hooks.MutatingWebhookConfigurations().Create(ctx, changing, metav1.CreateOptions{}))
+	t.Cleanup(func() {
+		_ = hooks.MutatingWebhookConfigurations().Delete(context.Background(), ns, metav1.DeleteOptions{})
+	})
+	must[*admissionv1.ValidatingWebhookConfiguration](t)(hooks.ValidatingWebhookConfigurations().Create(ctx, refusing, metav1.CreateOptions{}))
+	t.Cleanup(func() {
+		_ = hooks.ValidatingWebhookConfigurations().Delete(context.Background(), ns, metav1.DeleteOptions{})
+	})
+	eventually(t, "the webhooks", func(ctx context.Context) error {
 		_, err := shared.kube.CoreV1().ConfigMaps(ns).Create(ctx, configMap("a", nil), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if err == nil {
-			return errors.New("it is not asked")
+			return errors.New("that which refuses is not asked")
 		}
-		if !strings.Contains(err.Error(), "the webhook refuses a") {
+		if !strings.Contains(err.Error(), "the webhook refuses ") || !strings.Contains(err.Error(), `"data":{"changed":"yes"}`) {
 			return err
 		}
 		return nil
