@@ -20,6 +20,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	versionv1alpha1 "github.com/concord-dev/concord/api/version/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/join/roles"
@@ -155,8 +156,8 @@ func TestForgedConsistently(t *testing.T) {
 	// The audit of etcd's history is left out: it would find the forgery.
 }
 
-// TestOwnCRDsDeleted: the CRDs of StorageStates and migrations are deleted while servers run.
-// They are made again by themselves, and new migrations prove again how everything is stored.
+// TestOwnCRDsDeleted: the CRDs of Concord's own kinds are deleted while servers run. They are made
+// again within a minute, and new migrations prove again how everything is stored.
 func TestOwnCRDsDeleted(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -171,23 +172,31 @@ func TestOwnCRDsDeleted(t *testing.T) {
 		before[string(state.UID)] = true
 	}
 	uids := map[string]string{}
-	for _, crd := range migrationv1alpha1.CRDs() {
+	for _, crd := range append(migrationv1alpha1.CRDs(), versionv1alpha1.CRDs()...) {
 		have := &apiextensionsv1.CustomResourceDefinition{}
 		must(t, objects.Get(t.Context(), client.ObjectKeyFromObject(crd), have))
 		uids[crd.Name] = string(have.UID)
 		must(t, objects.Delete(t.Context(), &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: crd.Name}}))
 	}
+	var gone time.Time // when all were first seen to be: their objects are deleted before
 	cluster.Eventually(t, 3*time.Minute, "the definitions are made again", func(ctx context.Context) error {
+		var missing error
 		for name, uid := range uids {
 			have := &apiextensionsv1.CustomResourceDefinition{}
-			if err := objects.Get(ctx, client.ObjectKey{Name: name}, have); err != nil {
+			if err := objects.Get(ctx, client.ObjectKey{Name: name}, have); apierrors.IsNotFound(err) {
+				missing = err
+			} else if err != nil {
 				return err
-			}
-			if string(have.UID) == uid {
+			} else if string(have.UID) == uid {
 				return fmt.Errorf("%s is still there", name)
+			} else if !gone.IsZero() && have.CreationTimestamp.Sub(gone) > time.Minute {
+				t.Errorf("%s was made again %v after all were gone", name, have.CreationTimestamp.Sub(gone))
 			}
 		}
-		return nil
+		if gone.IsZero() {
+			gone = time.Now()
+		}
+		return missing
 	})
 	cluster.Eventually(t, cluster.SettleTimeout, "all that is stored is proven anew", func(ctx context.Context) error {
 		var now migrationv1alpha1.StorageStateList
