@@ -18,10 +18,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/util/retry"
 	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
 	rbacrest "k8s.io/kubernetes/pkg/registry/rbac/rest"
+	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/server/controllers"
 	"github.com/concord-dev/concord/server/generic"
@@ -253,17 +255,34 @@ func TestTrustBundle(t *testing.T) {
 	})
 }
 
-// TestCascade: an object is deleted with its owner by Kubernetes' garbage collector.
+// TestCascade: an object is deleted with its owner by Kubernetes' garbage collector: after it, or
+// before it with --cascade=foreground.
 func TestCascade(t *testing.T) {
 	ctx, ns := t.Context(), shared.namespace(t)
 	maps := shared.kube.CoreV1().ConfigMaps(ns)
-	owner := must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("owner", nil), metav1.CreateOptions{}))
-	must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("owned", nil, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: owner.UID}), metav1.CreateOptions{}))
-	mustDo(t, maps.Delete(ctx, "owner", metav1.DeleteOptions{}))
-	eventually(t, "the deletion of what it owned", func(ctx context.Context) error {
-		_, err := maps.Get(ctx, "owned", metav1.GetOptions{})
-		return gone(err)
-	})
+	for policy, first := range map[metav1.DeletionPropagation]string{metav1.DeletePropagationBackground: "owner", metav1.DeletePropagationForeground: "owned"} {
+		owner := must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("owner", nil), metav1.CreateOptions{}))
+		owned := must[*corev1.ConfigMap](t)(maps.Create(ctx, configMap("owned", nil, metav1.OwnerReference{
+			APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: owner.UID, BlockOwnerDeletion: ptr.To(true),
+		}), metav1.CreateOptions{}))
+		events := must[watch.Interface](t)(maps.Watch(ctx, metav1.ListOptions{ResourceVersion: owned.ResourceVersion}))
+		defer events.Stop()
+		mustDo(t, maps.Delete(ctx, "owner", metav1.DeleteOptions{PropagationPolicy: &policy}))
+		var deleted []string
+		for deadline := time.After(patience); len(deleted) < 2; {
+			select {
+			case e := <-events.ResultChan():
+				if made, ok := e.Object.(*corev1.ConfigMap); ok && e.Type == watch.Deleted {
+					deleted = append(deleted, made.Name)
+				}
+			case <-deadline:
+				t.Fatalf("%s: only %v are deleted", policy, deleted)
+			}
+		}
+		if deleted[0] != first {
+			t.Errorf("%s: %v are deleted in this order", policy, deleted)
+		}
+	}
 }
 
 func TestQuota(t *testing.T) {
