@@ -16,6 +16,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
@@ -317,8 +318,13 @@ func (r *release) checkPrograms() error {
 		if err != nil {
 			return fmt.Errorf("%s --version: %w: %s", program, err, out)
 		}
-		if text := string(out); !strings.Contains(text, r.Version) || !strings.Contains(text, r.Commit) {
-			return fmt.Errorf("%s --version prints %q, without %s or without the commit %s", program, text, r.Version, r.Commit)
+		info, err := os.Stat(filepath.Join(folder, program))
+		if err != nil {
+			return err
+		}
+		date := info.ModTime().UTC().Format(time.RFC3339) // the commit's, by mod_timestamp in .goreleaser.yaml
+		if text := string(out); !strings.Contains(text, r.Version) || !strings.Contains(text, r.Commit) || !strings.Contains(text, date) {
+			return fmt.Errorf("%s --version prints %q, without %s, the commit %s or its date %s", program, text, r.Version, r.Commit, date)
 		}
 	}
 	return nil
@@ -350,6 +356,9 @@ func extract(from io.Reader, folder string) error {
 			return err
 		}
 		if err := root.WriteFile(header.Name, content, header.FileInfo().Mode().Perm()); err != nil {
+			return err
+		}
+		if err := root.Chtimes(header.Name, header.ModTime, header.ModTime); err != nil {
 			return err
 		}
 	}

@@ -1,12 +1,18 @@
 package main
 
 import (
+	"archive/tar"
+	"bytes"
+	"compress/gzip"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"helm.sh/helm/v3/pkg/chart/loader"
 )
@@ -51,6 +57,45 @@ func built(t *testing.T, content string) release {
 		t.Fatal(err)
 	}
 	return release{folders: []string{t.TempDir(), folder}, Version: "1.2.3", Commit: commit}
+}
+
+// TestCheckPrograms: a program that does not tell the version, the commit or the commit's date is found.
+func TestCheckPrograms(t *testing.T) {
+	for text, good := range map[string]bool{
+		"1.2.3 " + commit + " 2027-01-01T00:00:00Z": true, "1.2.3 " + commit + " 2027-01-02T00:00:00Z": false,
+		"1.2.4 " + commit + " 2027-01-01T00:00:00Z": false, "1.2.3 2027-01-01T00:00:00Z": false,
+	} {
+		r := release{folders: []string{t.TempDir()}, Version: "1.2.3", Commit: commit}
+		archive := packed(t, programs, "#!/bin/sh\necho '"+text+"'\n", time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC))
+		for _, name := range archives {
+			if err := os.WriteFile(filepath.Join(r.folders[0], r.built(name, runtime.GOOS+"/"+runtime.GOARCH, ".tar.gz")), archive, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := r.checkPrograms(); (err == nil) != good {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// packed returns an archive of programs with the same content.
+func packed(t *testing.T, names []string, content string, modified time.Time) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	zip := gzip.NewWriter(&out)
+	files := tar.NewWriter(zip)
+	for _, name := range names {
+		if err := files.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(content)), ModTime: modified}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := files.Write([]byte(content)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(files.Close(), zip.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
 }
 
 // TestCheck: a file with another checksum is found, and so is a provenance with another commit or
