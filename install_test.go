@@ -11,9 +11,25 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/mod/modfile"
 	"golang.org/x/mod/module"
 	"golang.org/x/mod/zip"
 )
+
+// TestModuleFile: go.mod has no lines by which "go install" from a module proxy refuses a module. TestGoInstall, which
+// is slow, sees whether it works.
+func TestModuleFile(t *testing.T) {
+	content, err := os.ReadFile("go.mod")
+	must(t, err)
+	file, err := modfile.Parse("go.mod", content, nil)
+	must(t, err)
+	for _, line := range file.Replace {
+		t.Errorf("go.mod:%d: %s is replaced", line.Syntax.Start.Line, line.Old)
+	}
+	for _, line := range file.Exclude {
+		t.Errorf("go.mod:%d: %s is excluded", line.Syntax.Start.Line, line.Mod)
+	}
+}
 
 var slow = flag.Bool("slow", false, "also install the module from a file proxy, which compiles all of it")
 
