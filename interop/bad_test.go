@@ -96,7 +96,7 @@ func arrange(t testing.TB, a *beside.APIServer) []*badObject {
 			})
 		}
 		if b.damage != "" {
-			if _, err := a.Cluster.Etcd.Raw.Put(t.Context(), b.widgets.Keys()+beside.Namespace+"/"+beside.ObjectName(bad), b.damage); err != nil {
+			if _, err := a.Cluster.Raw.Put(t.Context(), b.widgets.Keys()+beside.Namespace+"/"+beside.ObjectName(bad), b.damage); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -127,8 +127,14 @@ func program(t testing.TB, name string) string {
 // newCluster returns a cluster of the release's programs and concord controllers.
 func newCluster(t testing.TB) *beside.Cluster {
 	t.Helper()
+	return beside.New(t, programs(t))
+}
+
+// programs returns the release's kube-apiserver, and concord controllers.
+func programs(t testing.TB) beside.Programs {
+	t.Helper()
 	apiserver, concord := program(t, "kube-apiserver"), program(t, "concord")
-	return beside.New(t, beside.Programs{
+	return beside.Programs{
 		APIServer: func(flags ...string) *exec.Cmd {
 			return exec.Command(apiserver, append(flags, tested(t).apiserverFlags()...)...)
 		},
@@ -139,7 +145,7 @@ func newCluster(t testing.TB) *beside.Cluster {
 			}
 			return exec.Command(concord, append([]string{"controllers", "--kubeconfig=" + kubeconfig}, controllersFlags(c)...)...)
 		},
-	})
+	}
 }
 
 // controllersFlags returns the flags of concord controllers that are equivalent to a Config.

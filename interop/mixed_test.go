@@ -18,6 +18,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/e2e/beside"
+	"github.com/concord-dev/concord/e2e/cluster"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
@@ -38,8 +39,10 @@ var (
 type roll struct {
 	*beside.Cluster
 	t       *testing.T
+	etcd    *cluster.ReplicatedEtcd
 	widgets *beside.Widgets
 	traffic *beside.Traffic
+	written []beside.Written
 	// served are the resources that stock servers serve.
 	served []schema.GroupVersionResource
 }
@@ -47,14 +50,15 @@ type roll struct {
 // TestMixed replaces two stock kube-apiservers by Concord's and back again, one at a time, while clients
 // write a custom resource and a built-in one. As long as a stock server runs, or has crashed and left
 // its Lease, nothing is agreed on and the StorageVersions name this Lease, nothing is migrated, and
-// stock servers list and watch the objects as etcd holds them. Then everything is migrated.
+// stock servers list and watch the objects as etcd holds them. Then everything is migrated. The etcd has three members
+// and loses the leading one in the middle of the first exchange: the servers go on, and no acknowledged write is lost.
 func TestMixed(t *testing.T) {
-	c := newCluster(t)
+	c, etcd := beside.NewReplicated(t, programs(t))
 	a, b := c.APIServer("a"), c.APIServer("b")
-	r := &roll{Cluster: c, t: t, widgets: a.Define("widgets", false, nil), served: listable(t, a)}
+	r := &roll{Cluster: c, t: t, etcd: etcd, widgets: a.Define("widgets", false, nil), served: listable(t, a)}
 	r.widgets.Fill(rolled, nil)
-	written := r.arrange(a)
-	r.traffic = beside.StartTraffic(t, 10*time.Second, beside.Patience, written, a.APIServer, b.APIServer)
+	r.written = r.arrange(a)
+	r.traffic = beside.StartTraffic(t, 10*time.Second, beside.Patience, r.written, a.APIServer, b.APIServer)
 	r.traffic.Await(touched, a.APIServer, b.APIServer)
 
 	ours := r.in(a, b)
@@ -110,13 +114,15 @@ func (r *roll) ours(name string) *beside.APIServer {
 // in replaces b and then a, which crashes, by servers of Concord.
 func (r *roll) in(a, b *beside.APIServer) []*beside.APIServer {
 	r.t.Helper()
-	record := beside.Record(r.t, r.Etcd.Raw)
+	record := beside.Record(r.t, r.Raw)
 	readers := r.read(a)
 	r.traffic.Through(a.APIServer)
 	b.Terminate()
 	first := r.ours("first")
 	r.traffic.Through(a.APIServer, first.APIServer)
 	lease := r.disagreed(first)
+	r.etcd.KillLeader()
+	r.traffic.Await(touched, a.APIServer, first.APIServer)
 	r.widgets.Server = first
 	r.widgets.Store("v2")
 	r.traffic.Await(2*touched, a.APIServer, first.APIServer)
@@ -140,7 +146,7 @@ func (r *roll) in(a, b *beside.APIServer) []*beside.APIServer {
 	}
 	r.unmigrated(second)
 
-	history := record()
+	history := r.recorded(record)
 	for _, reader := range readers {
 		reader.check(history)
 	}
@@ -153,10 +159,29 @@ func (r *roll) in(a, b *beside.APIServer) []*beside.APIServer {
 	return []*beside.APIServer{first, second}
 }
 
+// recorded ends a record, and checks that it has all writes that servers acknowledged in that time.
+func (r *roll) recorded(stop func() beside.History) beside.History {
+	r.t.Helper()
+	acknowledged := make([][]beside.Change, len(r.written))
+	for i, w := range r.written {
+		acknowledged[i] = r.traffic.Acknowledged(w.Resource)
+	}
+	history := stop()
+	for i, of := range []kept{r.custom(), policies} {
+		n := history.Under(beside.Registry+of.under).Holds(r.t, acknowledged[i])
+		r.t.Logf("%d writes of %s were acknowledged, and are in etcd", n, of.Resource)
+	}
+	return history
+}
+
+// custom is the custom resource.
+func (r *roll) custom() kept {
+	return kept{r.widgets.In("v1"), strings.TrimPrefix(r.widgets.Keys(), beside.Registry)}
+}
+
 // read starts readers of the resources that both kinds of servers write, through one server.
 func (r *roll) read(s *beside.APIServer) (all []*reader) {
-	widgets := kept{r.widgets.In("v1"), strings.TrimPrefix(r.widgets.Keys(), beside.Registry)}
-	for _, of := range []kept{widgets, policies, leases} {
+	for _, of := range []kept{r.custom(), policies, leases} {
 		all = append(all, read(r.t, s, of))
 	}
 	return all
@@ -205,7 +230,7 @@ func (r *roll) migrated(ours []*beside.APIServer) {
 // back replaces the servers of Concord by stock ones.
 func (r *roll) back(ours []*beside.APIServer) {
 	r.t.Helper()
-	record := beside.Record(r.t, r.Etcd.Raw)
+	record := beside.Record(r.t, r.Raw)
 	r.traffic.Through(ours[0].APIServer)
 	ours[1].Terminate()
 	third := r.APIServer("third")
@@ -222,7 +247,7 @@ func (r *roll) back(ours []*beside.APIServer) {
 	for _, reader := range readers {
 		reader.stop()
 	}
-	history := record()
+	history := r.recorded(record)
 	for _, reader := range readers {
 		reader.check(history)
 	}

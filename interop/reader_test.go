@@ -82,7 +82,7 @@ func (r *reader) once(ctx context.Context, objects dynamic.ResourceInterface) (b
 // clients have to go on writing.
 func (r *reader) stop() {
 	r.t.Helper()
-	now, err := r.server.Cluster.Etcd.Raw.Get(r.t.Context(), beside.Registry)
+	now, err := r.server.Cluster.Raw.Get(r.t.Context(), beside.Registry)
 	must(r.t, err)
 	r.until.Store(now.Header.Revision)
 	beside.Eventually(r.t, beside.Patience, "the watch of "+r.Resource+" tells of later writes", func(context.Context) error {

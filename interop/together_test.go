@@ -21,7 +21,7 @@ func TestTogether(t *testing.T) {
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
 	w.AwaitStored(beside.V1, beside.V1)
-	stop := beside.Guard(t, c.Etcd.Raw, w.In("v1").GroupResource(), 0)
+	stop := beside.Guard(t, c.Raw, w.In("v1").GroupResource(), 0)
 	writing := w.Write(objects, a, b)
 	w.Store("v2")
 	order(t, w)

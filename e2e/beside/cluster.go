@@ -52,19 +52,35 @@ func (a Access) Config() *rest.Config {
 // Cluster is an etcd and the kube-apiservers on it.
 type Cluster struct {
 	*testbed.Cluster
-	T    testing.TB
-	Etcd *cluster.Etcd
+	T testing.TB
 
 	programs Programs
 	ca       string
+	etcd     []string // the flags by which kube-apiservers reach it
 }
 
 // New starts an etcd. The package's TestMain calls cluster.Main or cluster.Serve.
 func New(t testing.TB, p Programs) *Cluster {
 	t.Helper()
+	c := newCluster(t, p)
+	etcd := cluster.StartEtcd(t, c.Path("etcd"), c.Dir)
+	c.Endpoint, c.Raw, c.etcd = etcd.Endpoint, etcd.Raw, []string{"--etcd-servers=" + etcd.Endpoint}
+	return c
+}
+
+// NewReplicated is like New, with an etcd of three members over TLS.
+func NewReplicated(t testing.TB, p Programs) (*Cluster, *cluster.ReplicatedEtcd) {
+	t.Helper()
+	c := newCluster(t, p)
+	etcd := cluster.StartReplicatedEtcd(t, c.Dir)
+	c.Raw, c.etcd = etcd.Raw, etcd.Flags
+	return c, etcd
+}
+
+// newCluster makes the files that all kube-apiservers share.
+func newCluster(t testing.TB, p Programs) *Cluster {
+	t.Helper()
 	c := &Cluster{Cluster: testbed.In(t.TempDir()), T: t, programs: p}
-	c.Etcd = cluster.StartEtcd(t, c.Path("etcd"), c.Dir)
-	c.Endpoint = c.Etcd.Endpoint
 	if err := testbed.WriteFiles(c.Dir, testbed.Admin); err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +105,7 @@ func (c *Cluster) Write(name, content string) string {
 
 // Values returns the values that etcd holds below a prefix, at a revision, or now if that is 0.
 func (c *Cluster) Values(ctx context.Context, prefix string, revision int64) ([]string, error) {
-	response, err := c.Etcd.Raw.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(revision))
+	response, err := c.Raw.Get(ctx, prefix, clientv3.WithPrefix(), clientv3.WithRev(revision))
 	if err != nil {
 		return nil, err
 	}
@@ -118,8 +134,8 @@ func (c *Cluster) APIServer(name string, flags ...string) *APIServer {
 func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ...string) *APIServer {
 	c.T.Helper()
 	at, err := c.Add(name, func(at *testbed.Server) (*exec.Cmd, error) {
-		own := testbed.Flags(c.Dir, at.Port, "--etcd-servers="+at.Etcd, "--tls-cert-file="+c.ca, "--tls-private-key-file="+c.Path("tls.key"))
-		return onHost(name, program(append(own, flags...)...)), nil
+		own := testbed.Flags(c.Dir, at.Port, "--tls-cert-file="+c.ca, "--tls-private-key-file="+c.Path("tls.key"))
+		return onHost(name, program(slices.Concat(own, c.etcd, flags)...)), nil
 	})
 	if err != nil {
 		c.T.Fatal(err)
@@ -129,6 +145,13 @@ func (c *Cluster) Start(program func(...string) *exec.Cmd, name string, flags ..
 	s.Start()
 	s.WaitReady()
 	return s
+}
+
+// For returns the server for a subtest.
+func (s *APIServer) For(t testing.TB) *APIServer {
+	c := *s.Cluster
+	c.T = t
+	return &APIServer{APIServer: s.APIServer, Cluster: &c, Address: s.Address}
 }
 
 // onHost makes a program run with this host name, from which kube-apiserver derives its identity.

@@ -25,7 +25,8 @@ const Registry = "/registry/"
 // History has the changes in etcd, in order. Names are keys without a prefix, so the name of an object is
 // "namespace/name" or "name".
 type History struct {
-	// first has, by name, the revisions of the objects at the beginning.
+	// begin is the revision after which the changes are. first has, by name, the revisions of the objects then.
+	begin   int64
 	first   map[string]int64
 	changes []Change
 }
@@ -49,7 +50,7 @@ func Record(t testing.TB, raw *clientv3.Client) (stop func() History) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := History{first: map[string]int64{}}
+	h := History{begin: now.Header.Revision, first: map[string]int64{}}
 	for _, kv := range now.Kvs {
 		h.first[string(kv.Key)] = kv.ModRevision
 	}
@@ -64,7 +65,7 @@ func Record(t testing.TB, raw *clientv3.Client) (stop func() History) {
 			if e.Revision <= last {
 				t.Errorf("%s was written at revision %d, after one at %d", e.Key, e.Revision, last)
 			}
-			if last = e.Revision; last > now.Header.Revision {
+			if last = e.Revision; last > h.begin {
 				h.changes = append(h.changes, Change{e.Key, last, e.Value == nil})
 			}
 		}
@@ -74,7 +75,7 @@ func Record(t testing.TB, raw *clientv3.Client) (stop func() History) {
 
 // Under returns the history of the keys below a prefix.
 func (h History) Under(prefix string) History {
-	under := History{first: map[string]int64{}}
+	under := History{begin: h.begin, first: map[string]int64{}}
 	for key, revision := range h.first {
 		if name, ok := strings.CutPrefix(key, prefix); ok {
 			under.first[name] = revision
@@ -109,6 +110,22 @@ func (h History) at(revision int64) map[string]int64 {
 func (h History) After(revision int64) []Change {
 	at, _ := slices.BinarySearchFunc(h.changes, revision+1, func(c Change, revision int64) int { return int(c.Revision - revision) })
 	return h.changes[at:]
+}
+
+// Holds checks that etcd has each of these writes, which servers have acknowledged, and returns how many of them were
+// made since the beginning.
+func (h History) Holds(t testing.TB, acknowledged []Change) (n int) {
+	t.Helper()
+	for _, c := range acknowledged {
+		if c.Revision <= h.begin {
+			continue
+		}
+		n++
+		if at := h.After(c.Revision - 1); len(at) == 0 || at[0] != c {
+			t.Errorf("etcd does not have the write of %s that was acknowledged at revision %d", c.Name, c.Revision)
+		}
+	}
+	return n
 }
 
 // Told is everything that a client received: a list and the events that followed it.

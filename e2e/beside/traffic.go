@@ -3,6 +3,7 @@ package beside
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -43,6 +44,8 @@ type Traffic struct {
 	// taken are the writes that were acknowledged, by server.
 	taken    map[string]int
 	attempts []*attempt
+	// acknowledged are the objects as servers acknowledged them, by resource.
+	acknowledged map[schema.GroupVersionResource][]Change
 }
 
 // attempt is a write through a server. Its end is zero while it is under way.
@@ -54,7 +57,7 @@ type attempt struct {
 // StartTraffic starts a client for each of all; answer and write are as in Traffic.
 func StartTraffic(t testing.TB, answer, write time.Duration, all []Written, servers ...*cluster.APIServer) *Traffic {
 	ctx, cancel := context.WithCancel(t.Context())
-	w := &Traffic{t: t, answer: answer, write: write, stop: cancel, servers: servers, taken: map[string]int{}}
+	w := &Traffic{t: t, answer: answer, write: write, stop: cancel, servers: servers, taken: map[string]int{}, acknowledged: map[schema.GroupVersionResource][]Change{}}
 	for _, o := range all {
 		w.running.Go(func() {
 			last := map[string]int{}
@@ -167,11 +170,22 @@ func (w *Traffic) try(s *cluster.APIServer, o Written, name string, patch []byte
 	w.mu.Lock()
 	w.attempts = append(w.attempts, this)
 	w.mu.Unlock()
-	_, err := dynamic.NewForConfigOrDie(config).Resource(o.Resource).Namespace(o.Namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	object, err := dynamic.NewForConfigOrDie(config).Resource(o.Resource).Namespace(o.Namespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
 	w.mu.Lock()
-	this.end = time.Now()
-	w.mu.Unlock()
+	defer w.mu.Unlock()
+	if this.end = time.Now(); err != nil {
+		return err
+	}
+	seen, revision, err := Seen(object)
+	w.acknowledged[o.Resource] = append(w.acknowledged[o.Resource], Change{Name: seen, Revision: revision})
 	return err
+}
+
+// Acknowledged returns the writes of a resource that were acknowledged so far.
+func (w *Traffic) Acknowledged(resource schema.GroupVersionResource) []Change {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return slices.Clone(w.acknowledged[resource])
 }
 
 // check checks that the writes which were acknowledged last are stored.

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+	certutil "k8s.io/client-go/util/cert"
 
 	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/process"
@@ -94,5 +100,74 @@ func (c *Cluster) MoveLeader() {
 		}
 		_, err = leader.Raw.MoveLeader(ctx, status.Header.MemberId)
 		return err
+	})
+}
+
+// ReplicatedEtcd is an etcd of three members over TLS, each a process of its own.
+type ReplicatedEtcd struct {
+	// Raw is a client of all members.
+	Raw *clientv3.Client
+	// Flags are those by which kube-apiservers reach them.
+	Flags []string
+
+	t       testing.TB
+	members map[string]*Process // by endpoint
+}
+
+// StartReplicatedEtcd starts an etcd, with its files in dir, and waits until it answers.
+func StartReplicatedEtcd(t testing.TB, dir string) *ReplicatedEtcd {
+	t.Helper()
+	certificate, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, private := filepath.Join(dir, "etcd.crt"), filepath.Join(dir, "etcd.key")
+	if err := errors.Join(os.WriteFile(cert, certificate, 0o600), os.WriteFile(private, key, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	var clients, peers, initial []string
+	for i := range 3 {
+		clients, peers = append(clients, "https://"+FreeAddress(t)), append(peers, "https://"+FreeAddress(t))
+		initial = append(initial, fmt.Sprintf("m%d=%s", i, peers[i]))
+	}
+	e := &ReplicatedEtcd{t: t, members: map[string]*Process{}, Flags: []string{"--etcd-servers=" + strings.Join(clients, ","), "--etcd-cafile=" + cert}}
+	for i, client := range clients {
+		name := fmt.Sprintf("m%d", i)
+		flags := append(testbed.EtcdFlags(filepath.Join(dir, name), client, peers[i]), noFsync, "--name="+name,
+			"--initial-cluster="+strings.Join(initial, ","), "--cert-file="+cert, "--key-file="+private, "--peer-auto-tls")
+		e.members[client] = NewProcess(t, name, dir, func() *exec.Cmd { return process.Self(EtcdProgram, flags...) })
+		e.members[client].Start()
+	}
+	pool, err := certutil.NewPool(cert)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.Raw, err = clientv3.New(clientv3.Config{
+		Endpoints: clients, TLS: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, Logger: zap.NewNop(),
+		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	closeLater(t, e.Raw)
+	Eventually(t, etcdStartTimeout, "etcd answers", func(ctx context.Context) error { return testbed.Answers(ctx, e.Raw) })
+	return e
+}
+
+// KillLeader kills the member that leads the others, and so has them elect another one.
+func (e *ReplicatedEtcd) KillLeader() {
+	e.t.Helper()
+	Eventually(e.t, etcdStartTimeout, "etcd has a leader", func(ctx context.Context) error {
+		for client, member := range e.members {
+			status, err := e.Raw.Status(ctx, client)
+			if err != nil {
+				return err
+			}
+			if status.Leader == status.Header.MemberId {
+				member.Kill()
+				return nil
+			}
+		}
+		return errors.New("no member is it")
 	})
 }

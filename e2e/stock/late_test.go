@@ -136,7 +136,7 @@ func TestPausedInWrite(t *testing.T) {
 
 // putsIn counts the puts in a version from now until the function that it returns is called.
 func putsIn(w *beside.Widgets, version string) func() int {
-	t, etcd := w.Server.Cluster.T, w.Server.Cluster.Etcd.Raw
+	t, etcd := w.Server.Cluster.T, w.Server.Cluster.Raw
 	t.Helper()
 	stop, err := ledger.Record(t.Context(), etcd, w.Keys())
 	must(t, err)

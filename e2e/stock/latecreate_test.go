@@ -25,7 +25,7 @@ func TestLateCreate(t *testing.T) {
 	const objects, late = 50, 50
 	c := beside.New(t, itself.Programs)
 	a := c.APIServer("a")
-	etcd := newHolding(t, strings.TrimPrefix(c.Etcd.Endpoint, "unix://"), beside.ObjectName(late))
+	etcd := newHolding(t, strings.TrimPrefix(c.Endpoint, "unix://"), beside.ObjectName(late))
 	b := c.Start(func(flags ...string) *exec.Cmd {
 		for i, flag := range flags {
 			if strings.HasPrefix(flag, "--etcd-servers=") {

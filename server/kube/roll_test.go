@@ -2,15 +2,12 @@ package kube_test
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/beside"
@@ -86,7 +83,7 @@ func testOwnUpgrade(t *testing.T) {
 // migrates. When it is resumed, it writes no old value, although clients still wait for the writes that it had begun.
 // Meanwhile, the etcd loses one of its three members.
 func testPaused(t *testing.T) {
-	c, members := newReplicated(t)
+	c, etcd := newReplicated(t)
 	one, two := c.ready(ours, "one"), c.ready(ours, "two")
 	one.createWidgets(50)
 	one.migrated(time.Minute)
@@ -111,7 +108,7 @@ func testPaused(t *testing.T) {
 		return errors.New("it had answered all of them")
 	})
 	one.flip("v2")
-	members[0].Kill()
+	etcd.KillLeader()
 	one.storedVersions(2*time.Minute, "v2")
 	puts := c.follow("example.com/widgets")
 	w.Through(two.APIServer, one.APIServer)
@@ -157,29 +154,11 @@ func (c *control) follow(resource string) func() map[agree.Encoding]int {
 }
 
 // newReplicated starts an etcd with three members, over TLS.
-func newReplicated(t *testing.T) (*control, []*cluster.Process) {
+func newReplicated(t *testing.T) (*control, *cluster.ReplicatedEtcd) {
 	t.Helper()
 	c := newFiles(t)
-	certificate, key, err := certutil.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
-	must(t, err)
-	cert, private := c.write("etcd.crt", string(certificate)), c.write("etcd.key", string(key))
-	var clients, peers, initial []string
-	for i := range 3 {
-		clients, peers = append(clients, "https://"+cluster.FreeAddress(t)), append(peers, "https://"+cluster.FreeAddress(t))
-		initial = append(initial, fmt.Sprintf("m%d=%s", i, peers[i]))
-	}
-	var members []*cluster.Process
-	for i := range 3 {
-		name := fmt.Sprintf("m%d", i)
-		members = append(members, start(t, etcd, name, c.Dir, "--name="+name, "--data-dir="+c.Path(name), "--unsafe-no-fsync", "--log-level=error",
-			"--listen-client-urls="+clients[i], "--advertise-client-urls="+clients[i], "--cert-file="+cert, "--key-file="+private,
-			"--listen-peer-urls="+peers[i], "--initial-advertise-peer-urls="+peers[i], "--initial-cluster="+strings.Join(initial, ","),
-			"--peer-auto-tls"))
-	}
-	pool, err := certutil.NewPool(cert)
-	must(t, err)
-	c.etcd = []string{"--etcd-servers=" + strings.Join(clients, ","), "--etcd-cafile=" + cert}
-	c.connect(&tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, clients...)
+	etcd := cluster.StartReplicatedEtcd(t, c.Dir)
+	c.etcd, c.Raw = etcd.Flags, etcd.Raw
 	c.prepare()
-	return c, members
+	return c, etcd
 }
