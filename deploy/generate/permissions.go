@@ -53,9 +53,9 @@ The ServiceAccount ` + "`concord-controllers`" + ` has these permissions and no 
 ask for discovery (` + "`system:discovery`" + `).
 
 ` + controllers + `
-` + "`TestDeployedPermissions`" + ` (e2e/stock) runs the controllers with a token of this ServiceAccount. Nothing that they ask for is
-refused, and every rule is used except those for EndpointSlices (needed before Kubernetes 1.36), StorageVersions (only with
-Concord's API servers) and the status of migrations of storagemigration.k8s.io (only if somebody makes one).
+` + "`TestOneServer/DeployedPermissions`" + ` (e2e/stock) runs the controllers with a token of this
+ServiceAccount. Nothing that they ask for is refused, and every rule is used except the one for StorageVersions (only with
+Concord's API servers).
 
 ## What people need to look
 

@@ -30,6 +30,10 @@ type Writers struct {
 	failed []error
 }
 
+// every is how often a writer writes. As fast as the servers answer, writers would take the whole machine, and
+// migrations give way to them.
+const every = 20 * time.Millisecond
+
 // Write starts one writer for each server. The writers update n objects; n is a multiple of their number.
 func (w *Widgets) Write(n int, servers ...*APIServer) *Writers {
 	w.Server.Cluster.T.Helper()
@@ -38,6 +42,8 @@ func (w *Widgets) Write(n int, servers ...*APIServer) *Writers {
 	for i, s := range servers {
 		all := s.Dynamic().Resource(w.In("v1")).Namespace(Namespace)
 		writers.running.Go(func() {
+			next := time.NewTicker(every)
+			defer next.Stop()
 			for turn := int64(1); ctx.Err() == nil; turn++ {
 				name := ObjectName((int(turn)*7*len(servers) + i) % n)
 				patch := fmt.Appendf(nil, `{"spec":{"n":%d}}`, turn)
@@ -47,6 +53,10 @@ func (w *Widgets) Write(n int, servers ...*APIServer) *Writers {
 				_, err := all.Patch(begun, name, types.MergePatchType, patch, metav1.PatchOptions{})
 				end()
 				writers.note(s.Name, name, turn, err)
+				select {
+				case <-next.C:
+				case <-ctx.Done():
+				}
 			}
 		})
 	}

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/e2e/beside"
-	"github.com/concord-dev/concord/e2e/beside/itself"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 )
 
@@ -34,13 +33,11 @@ func (f *failingLists) List(ctx context.Context, resource schema.GroupVersionRes
 	return f.API.List(ctx, resource, limit, from)
 }
 
-// TestOnlyAsStored: objects that are stored in v2 already keep fields that v1 lacks, whatever errors lists in v2
+// testOnlyAsStored: objects that are stored in v2 already keep fields that v1 lacks, whatever errors lists in v2
 // return. If v2 is not served, nothing is migrated.
-func TestOnlyAsStored(t *testing.T) {
+func testOnlyAsStored(t *testing.T, a *beside.APIServer) {
 	const objects, precious = 30, `"extra":"precious"`
-	c := beside.New(t, itself.Programs)
-	a := c.APIServer("a")
-	w := a.Define("widgets", false, nil)
+	w := a.Define("asstoreds", false, nil)
 	w.Fill(objects, nil)
 	change := func(how func(v1, v2 *apiextensionsv1.CustomResourceDefinitionVersion)) {
 		t.Helper()
@@ -52,7 +49,7 @@ func TestOnlyAsStored(t *testing.T) {
 	})
 	stored := func(want map[string]int, extras int) error {
 		counts, err := w.Stored(t.Context(), 0)
-		values, read := c.Values(t.Context(), w.Keys(), 0)
+		values, read := a.Cluster.Values(t.Context(), w.Keys(), 0)
 		if got := strings.Count(strings.Join(values, "\n"), precious); got != extras || fmt.Sprint(counts) != fmt.Sprint(want) {
 			err = errors.Join(err, read, fmt.Errorf("stored are %v, %d with what v1 lacks; want %v, %d", counts, got, want, extras))
 		}

@@ -9,28 +9,25 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	rbacv1 "k8s.io/api/rbac/v1"
+	storagemigrationv1 "k8s.io/api/storagemigration/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
 	"github.com/concord-dev/concord/e2e/beside"
-	"github.com/concord-dev/concord/e2e/beside/itself"
-	"github.com/concord-dev/concord/e2e/cluster"
 )
 
 const deployed = "../../deploy/install/controllers-and-guards.yaml"
 
-// seldom are rules that this test does not need, since the cases that they are for do not happen in it.
-var seldom = []string{
-	"storageversionmigrations/status", // nobody makes a migration of storagemigration.k8s.io
-	"storageversions",                 // stock kube-apiservers do not serve them, as discovery shows
-}
+// seldom is the rule that this test does not need: stock kube-apiservers serve no StorageVersions, as discovery shows.
+const seldom = "storageversions"
 
 // permission is a rule of the manifests, with the namespace in which it holds.
 type permission struct {
@@ -65,40 +62,76 @@ func (p *permission) allows(e *auditv1.Event) bool {
 		(len(p.ResourceNames) == 0 || slices.Contains(p.ResourceNames, e.ObjectRef.Name))
 }
 
-// TestDeployedPermissions runs the controllers with a token of the manifests' ServiceAccount, and with
-// the guards: a whole migration with pruning requests nothing that is not allowed, and needs every rule.
-func TestDeployedPermissions(t *testing.T) {
-	t.Parallel()
+// audited are the flags with which a kube-apiserver writes an audit log, and the log's path.
+func audited(c *beside.Cluster) (flags []string, log string) {
+	log = c.Path("audit.log")
+	return []string{"--audit-log-path=" + log, "--audit-policy-file=" + c.Write("audit.yaml",
+		"apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- level: Metadata\n")}, log
+}
+
+// testDeployedPermissions: the controllers have a token of the manifests' ServiceAccount, and the guards are there. In
+// a whole migration with pruning, and one of Kubernetes' own API, they request nothing that is not allowed, and need
+// every rule. The latter is done, and its status says so. metrics is the address of their metrics.
+func testDeployedPermissions(t *testing.T, a *beside.APIServer, installed []*unstructured.Unstructured, log, metrics string) {
 	const objects = 50
-	c := beside.New(t, itself.Programs)
-	log := filepath.Join(c.Dir, "audit.log")
-	a := c.APIServer("a", "--audit-log-path="+log,
-		"--audit-policy-file="+c.Write("audit.yaml", "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules:\n- level: Metadata\n"))
-	installed, err := beside.Manifests(deployed)
-	must(t, err)
-	a.Install(installed)
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
-	config := itself.Quick()
-	config.LeaderElect, config.ElectionNamespace, config.InstallDefinitions, config.CleanFields = true, beside.DeployedNamespace, false, true
-	config.Address = cluster.FreeAddress(t)
-	a.ControllersAs("controllers", a.DeployedToken(), config)
 	w.AwaitStored(beside.V1, beside.V1)
 	w.Store("v2")
 	w.AwaitStored(beside.V2, beside.V2)
 	w.AwaitPruned(objects)
 	beside.Eventually(t, beside.Patience, "the metrics that alerts are made of are shown", func(ctx context.Context) error {
-		return shows(ctx, "http://"+config.Address+"/metrics",
+		return shows(ctx, "http://"+metrics+"/metrics",
 			`concord_storage_agreed{resource="widgets.example.com"} 1`, `concord_storage_encodings{resource="widgets.example.com"} 1`, `concord_server_lease_renewed_timestamp_seconds{lease="apiserver-`)
 	})
+	mirrored(t, w)
+	allowed(t, permissions(t, installed), log)
+}
 
-	all := permissions(t, installed)
-	asked := 0
-	file, err := os.Open(log)
+// mirrored makes a migration of Kubernetes' own API, and waits until its status says that it has succeeded.
+func mirrored(t *testing.T, w *beside.Widgets) {
+	t.Helper()
+	migrations := w.Server.Kube().StoragemigrationV1().StorageVersionMigrations()
+	_, err := migrations.Create(t.Context(), &storagemigrationv1.StorageVersionMigration{
+		ObjectMeta: metav1.ObjectMeta{Name: "mine"},
+		Spec:       storagemigrationv1.StorageVersionMigrationSpec{Resource: metav1.GroupResource{Group: beside.Group, Resource: w.Plural}},
+	}, metav1.CreateOptions{})
 	must(t, err)
-	defer func() { _ = file.Close() }()
+	beside.Eventually(t, beside.Patience, "it succeeds", func(ctx context.Context) error {
+		m, err := migrations.Get(ctx, "mine", metav1.GetOptions{})
+		if err == nil && !meta.IsStatusConditionTrue(m.Status.Conditions, string(storagemigrationv1.MigrationSucceeded)) {
+			err = fmt.Errorf("its status is %+v", m.Status)
+		}
+		return err
+	})
+}
+
+// allowed waits until, according to the audit log, the ServiceAccount has used all rules but one, and checks that
+// nothing that it asked for was refused. A request may have its effect before it is in the log.
+func allowed(t *testing.T, all []*permission, log string) {
+	t.Helper()
+	beside.Eventually(t, beside.Patience, "every rule is used", func(context.Context) (err error) {
+		file, opened := os.Open(log)
+		must(t, opened)
+		defer func() { _ = file.Close() }()
+		use(t, all, file)
+		for _, p := range all {
+			switch expected := !slices.Equal(p.Resources, []string{seldom}); {
+			case p.used && !expected:
+				t.Fatalf("the rule for %v in namespace %q is used", p.Resources, p.namespace)
+			case !p.used && expected:
+				err = errors.Join(err, fmt.Errorf("the rule for %v in namespace %q is not used", p.Resources, p.namespace))
+			}
+		}
+		return err
+	})
+}
+
+// use marks the permissions that the requests in an audit log need.
+func use(t *testing.T, all []*permission, log io.Reader) {
+	t.Helper()
 	var incomplete error
-	lines := bufio.NewScanner(file)
+	lines := bufio.NewScanner(log)
 	for lines.Buffer(nil, 1<<20); lines.Scan(); {
 		var e auditv1.Event
 		if incomplete != nil {
@@ -110,9 +143,8 @@ func TestDeployedPermissions(t *testing.T) {
 		if e.User.Username != beside.DeployedUser {
 			continue
 		}
-		asked++
 		if e.ResponseStatus != nil && (e.ResponseStatus.Code == 401 || e.ResponseStatus.Code == 403) {
-			t.Errorf("%s %s is refused: %s", e.Verb, e.RequestURI, e.ResponseStatus.Message)
+			t.Fatalf("%s %s is refused: %s", e.Verb, e.RequestURI, e.ResponseStatus.Message)
 		}
 		if e.ObjectRef == nil {
 			continue
@@ -126,14 +158,6 @@ func TestDeployedPermissions(t *testing.T) {
 		}
 	}
 	must(t, lines.Err())
-	if asked == 0 {
-		t.Error("nothing was asked as the ServiceAccount")
-	}
-	for _, p := range all {
-		if expected := !slices.Contains(seldom, strings.Join(p.Resources, ",")); p.used != expected {
-			t.Errorf("used %t, expected %t: the rule for %v in namespace %q", p.used, expected, p.Resources, p.namespace)
-		}
-	}
 }
 
 // shows returns an error that says which of the texts a page does not have.

@@ -18,7 +18,6 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
-	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/stock/observed"
 	"github.com/concord-dev/concord/testbed/ledger"
 )
@@ -80,23 +79,19 @@ func (u *under) send() error {
 	return errors.Join(err, u.body.Close())
 }
 
-// TestPausedInWrite: a kube-apiserver is paused in the middle of a write that it began before the
+// testPausedInWrite: a kube-apiserver is paused in the middle of a write that it began before the
 // storage version changed, and after that all agreed and everything was migrated and proven. While
 // it is paused, v1 counts as stored again and nothing is pruned. The object that it writes in v1
 // when it is resumed is migrated before v1 is pruned.
-func TestPausedInWrite(t *testing.T) {
+func testPausedInWrite(t *testing.T, a, b *beside.APIServer) {
 	const objects, late = 50, 7
-	c := beside.New(t, itself.Programs)
-	a := c.APIServer("a")
-	b := c.APIServer("b", "--request-timeout=1h")
-	w := a.Define("widgets", true, nil)
+	w := a.Define("lateputs", true, nil)
 	w.Fill(objects, func(i int, w *unstructured.Unstructured) {
 		if i == late {
 			w.SetFinalizers([]string{beside.Group + "/stays"})
 		}
 	})
 	prune(t, w, "never")
-	a.Controllers("controllers", itself.Quick())
 	w.AwaitStored(beside.V1, beside.V1)
 	u := deleting(w, b, late)
 	w.Store("v2")

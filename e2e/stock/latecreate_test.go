@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os/exec"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -15,29 +13,17 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/concord-dev/concord/e2e/beside"
-	"github.com/concord-dev/concord/e2e/beside/itself"
 )
 
-// TestLateCreate: a kube-apiserver gives up a create that etcd does not answer, as in a network partition. etcd
+// testLateCreate: a kube-apiserver gives up a create that etcd does not answer, as in a network partition. etcd
 // executes the create much later: after all have agreed on another version and everything was migrated and
-// proven, and directly before the pruning.
-func TestLateCreate(t *testing.T) {
+// proven, and directly before the pruning. etcd is the one through which b reaches etcd.
+func testLateCreate(t *testing.T, a, b *beside.APIServer, etcd *holding) {
 	const objects, late = 50, 50
-	c := beside.New(t, itself.Programs)
-	a := c.APIServer("a")
-	etcd := newHolding(t, strings.TrimPrefix(c.Endpoint, "unix://"), beside.ObjectName(late))
-	b := c.Start(func(flags ...string) *exec.Cmd {
-		for i, flag := range flags {
-			if strings.HasPrefix(flag, "--etcd-servers=") {
-				flags[i] = "--etcd-servers=http://" + etcd.Addr().String()
-			}
-		}
-		return itself.Programs.APIServer(flags...)
-	}, "b")
-	w := a.Define("widgets", true, nil)
+	w := a.Define("latecreates", true, nil)
 	w.Fill(objects, nil)
 	prune(t, w, "never")
-	a.Controllers("controllers", itself.Quick())
+	etcd.hold(w.Keys() + beside.Namespace + "/" + beside.ObjectName(late))
 	w.AwaitStored(beside.V1, beside.V1)
 	object := w.Object(late)
 	object.SetAPIVersion(beside.V1)
@@ -66,27 +52,28 @@ func TestLateCreate(t *testing.T) {
 	}
 }
 
-// holding is a proxy of a unix socket. It holds back the first request that contains this text, and all that
+// holding is a proxy of a unix socket. It holds back the first request that contains a text, and all that
 // follows on the same connection. When the request is released it is passed on; what follows never is.
 type holding struct {
 	net.Listener
-	to   string // its path
-	text []byte
+	to string // its path
 
-	met      atomic.Bool
+	text     atomic.Pointer[string] // nil if it is not given yet, or no more
 	released chan struct{}
 	running  sync.WaitGroup
 }
 
-func newHolding(t *testing.T, to, text string) *holding {
+func newHolding(t *testing.T, to string) *holding {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	h := &holding{Listener: listener, to: to, text: []byte(text), released: make(chan struct{})}
+	h := &holding{Listener: listener, to: to, released: make(chan struct{})}
 	h.running.Go(h.serve)
 	t.Cleanup(func() { _ = listener.Close() })
 	return h
 }
+
+func (h *holding) hold(text string) { h.text.Store(&text) }
 
 func (h *holding) release() { close(h.released) }
 
@@ -118,7 +105,8 @@ var errReleased = errors.New("released")
 
 // held waits, at the first bytes that contain the text, until they are released.
 func (h *holding) held(chunk []byte) error {
-	if !bytes.Contains(chunk, h.text) || h.met.Swap(true) {
+	text := h.text.Load()
+	if text == nil || !bytes.Contains(chunk, []byte(*text)) || !h.text.CompareAndSwap(text, nil) {
 		return nil
 	}
 	<-h.released

@@ -1,12 +1,68 @@
 package stock_test
 
 import (
+	"os/exec"
+	"strings"
 	"testing"
 
+	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/beside/itself"
+	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/stock"
 )
 
 func TestMain(m *testing.M) { itself.Main(m) }
+
+// TestOneServer has the stories beside one kube-apiserver, each with a custom resource of its own. The controllers run
+// as deploy's manifests say, with the guards.
+func TestOneServer(t *testing.T) {
+	c := beside.New(t, itself.Programs)
+	flags, log := audited(c)
+	a := c.APIServer("a", append(flags, "--runtime-config=storagemigration.k8s.io/v1=true")...)
+	t.Run("OnlyAsStored", func(t *testing.T) { testOnlyAsStored(t, a.For(t)) }) // without controllers
+
+	installed, err := beside.Manifests(deployed)
+	must(t, err)
+	a.Install(installed)
+	config := itself.Quick()
+	config.LeaderElect, config.ElectionNamespace, config.InstallDefinitions, config.CleanFields = true, beside.DeployedNamespace, false, true
+	config.Address, config.Mirror, config.Settings.PruneAfter = cluster.FreeAddress(t), stock.MirrorAlways, 0
+	a.ControllersAs("controllers", a.DeployedToken(), config)
+	t.Run("DeployedPermissions", func(t *testing.T) {
+		t.Parallel()
+		testDeployedPermissions(t, a.For(t), installed, log, config.Address)
+	})
+	t.Run("Unproven", func(t *testing.T) { t.Parallel(); testUnproven(t, a.For(t)) })
+	t.Run("BadObject", func(t *testing.T) { t.Parallel(); testBadObject(t, a.For(t)) })
+}
+
+// TestTwoServers has the stories beside two kube-apiservers, one after the other, each with a custom resource of its
+// own. The second server reaches etcd through a proxy.
+func TestTwoServers(t *testing.T) {
+	c := beside.New(t, itself.Programs)
+	etcd := newHolding(t, strings.TrimPrefix(c.Endpoint, "unix://"))
+	a := c.APIServer("a")
+	b := c.Start(func(flags ...string) *exec.Cmd {
+		for i, flag := range flags {
+			if strings.HasPrefix(flag, "--etcd-servers=") {
+				flags[i] = "--etcd-servers=http://" + etcd.Addr().String()
+			}
+		}
+		return itself.Programs.APIServer(flags...)
+	}, "b", "--request-timeout=1h")
+	t.Run("Operator", func(t *testing.T) { testOperator(t, a.For(t), b.For(t)) }) // without controllers
+
+	config := itself.Quick()
+	config.LeaderElect, config.MaxObjectsPerSecond, config.CleanFields = true, 30, true
+	running := map[string]*cluster.Process{}
+	for _, name := range []string{"first", "second"} {
+		running[name] = a.Controllers(name, config)
+	}
+	t.Run("Flip", func(t *testing.T) { testFlip(t, a.For(t), b.For(t), running) })
+	t.Run("Paused", func(t *testing.T) { testPaused(t, a.For(t), b.For(t)) })
+	t.Run("PausedInWrite", func(t *testing.T) { testPausedInWrite(t, a.For(t), b.For(t)) })
+	t.Run("LateCreate", func(t *testing.T) { testLateCreate(t, a.For(t), b.For(t), etcd) })
+}
 
 // must is for steps without which a test cannot go on.
 func must(tb testing.TB, err error) {

@@ -3,28 +3,24 @@ package stock_test
 import (
 	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"github.com/concord-dev/concord/e2e/beside"
-	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/e2e/cluster"
 )
 
-// TestOperator runs the example of an operator that migrates its own custom resource, with two
+// testOperator runs the example of an operator that migrates its own custom resource, with two
 // kube-apiservers and under writers: storedVersions names the new version alone, nothing else is
 // stored, and the old version can go.
-func TestOperator(t *testing.T) {
-	const objects = 500
-	c := beside.New(t, itself.Programs)
-	a, b := c.APIServer("a"), c.APIServer("b")
+func testOperator(t *testing.T, a, b *beside.APIServer) {
+	const objects = 150
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
-	operator := filepath.Join(c.Dir, "operator")
+	operator := a.Cluster.Path("operator")
 	cluster.Go(t, "build", "-o", operator, "github.com/concord-dev/concord/examples/operator")
 	kubeconfig, err := b.Access(beside.AdminToken).Kubeconfig("operator")
 	must(t, err)
-	p := cluster.NewProcess(t, "operator", c.Dir, func() *exec.Cmd {
+	p := cluster.NewProcess(t, "operator", a.Cluster.Dir, func() *exec.Cmd {
 		cmd := exec.Command(operator, "-settle=3s")
 		cmd.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig)
 		return cmd

@@ -15,7 +15,6 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
-	"github.com/concord-dev/concord/e2e/beside/itself"
 )
 
 // unsteady creates a MutatingAdmissionPolicy that changes widgets at every update.
@@ -76,17 +75,12 @@ func unsteady(w *beside.Widgets) (remove func()) {
 	}
 }
 
-// TestUnproven: if objects change with every write, nothing is proven, so nothing is pruned, and
+// testUnproven: if objects change with every write, nothing is proven, so nothing is pruned, and
 // the migration says why. It is not made again for a long time, except for users that ask for it.
-func TestUnproven(t *testing.T) {
+func testUnproven(t *testing.T, a *beside.APIServer) {
 	const objects = 20
-	c := beside.New(t, itself.Programs)
-	a := c.APIServer("a")
-	w := a.Define("widgets", false, nil)
+	w := a.Define("unprovens", false, nil)
 	w.Fill(objects, nil)
-	config := itself.Quick()
-	config.Settings.PruneAfter = 0
-	a.Controllers("controllers", config)
 	w.AwaitStored(beside.V1, beside.V1)
 	steady := unsteady(w)
 	w.Store("v2")

@@ -8,9 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -18,27 +16,17 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/beside"
-	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/stock"
 )
 
-// TestFlip: the storage version of a custom resource changes from v1 to v2 while clients write,
+// testFlip: the storage version of a custom resource changes from v1 to v2 while clients write,
 // and the controllers are killed in the middle. All objects are migrated, this is proven,
 // storedVersions is pruned, and v1 can be removed.
-func TestFlip(t *testing.T) {
-	const objects = 500
-	c := beside.New(t, itself.Programs)
-	a, b := c.APIServer("a"), c.APIServer("b")
-	w := a.Define("widgets", true, nil)
+func testFlip(t *testing.T, a, b *beside.APIServer, running map[string]*cluster.Process) {
+	const objects = 150
+	w := a.Define("flips", true, nil)
 	w.Fill(objects, nil)
 	apply(w, "v1")
-	config := itself.Quick()
-	config.LeaderElect, config.MaxObjectsPerSecond, config.CleanFields = true, 100, true
-	running := map[string]*cluster.Process{}
-	for _, name := range []string{"first", "second"} {
-		running[name] = a.Controllers(name, config)
-	}
 	w.AwaitStored(beside.V1, beside.V1)
 	writing := w.Write(objects, a, b)
 	w.Store("v2")
@@ -92,7 +80,7 @@ func TestFlip(t *testing.T) {
 func apply(w *beside.Widgets, version string) {
 	t := w.Server.Cluster.T
 	t.Helper()
-	patch := fmt.Sprintf(`{"apiVersion":"%s/%s","kind":"Widget","metadata":{"name":"w0000"},"applied":"%s"}`, beside.Group, version, version)
+	patch := fmt.Sprintf(`{"apiVersion":"%s/%s","kind":%q,"metadata":{"name":"w0000"},"applied":"%s"}`, beside.Group, version, w.Object(0).GetKind(), version)
 	_, err := w.Server.Dynamic().Resource(w.In(version)).Namespace(beside.Namespace).
 		Patch(t.Context(), beside.ObjectName(0), types.ApplyPatchType, []byte(patch), metav1.PatchOptions{FieldManager: "applier", Force: ptr.To(true)})
 	if err != nil {
@@ -100,15 +88,12 @@ func apply(w *beside.Widgets, version string) {
 	}
 }
 
-// TestPaused: a paused kube-apiserver does not say what it stores. Until it is resumed nothing
+// testPaused: a paused kube-apiserver does not say what it stores. Until it is resumed nothing
 // is agreed on, migrated or pruned, and the StorageState names this server.
-func TestPaused(t *testing.T) {
+func testPaused(t *testing.T, a, b *beside.APIServer) {
 	const objects = 100
-	c := beside.New(t, itself.Programs)
-	a, b := c.APIServer("a"), c.APIServer("b")
-	w := a.Define("widgets", true, nil)
+	w := a.Define("pauseds", true, nil)
 	w.Fill(objects, nil)
-	a.Controllers("controllers", itself.Quick())
 	w.AwaitStored(beside.V1, beside.V1)
 	b.Pause()
 	w.Store("v2")
@@ -138,13 +123,11 @@ func TestPaused(t *testing.T) {
 	w.AwaitPruned(objects)
 }
 
-// TestBadObject: an object that cannot be written is named, all others are migrated, and
+// testBadObject: an object that cannot be written is named, all others are migrated, and
 // storedVersions keeps the version that this object is in.
-func TestBadObject(t *testing.T) {
+func testBadObject(t *testing.T, a *beside.APIServer) {
 	const objects, bad = 100, 42
-	c := beside.New(t, itself.Programs)
-	a := c.APIServer("a")
-	w := a.Define("widgets", false, map[string]apiextensionsv1.JSONSchemaProps{"v2": {
+	w := a.Define("bads", false, map[string]apiextensionsv1.JSONSchemaProps{"v2": {
 		Required: []string{"mandatory"}, Properties: map[string]apiextensionsv1.JSONSchemaProps{"mandatory": {Type: "string"}},
 	}})
 	w.Fill(objects, func(i int, w *unstructured.Unstructured) {
@@ -152,9 +135,6 @@ func TestBadObject(t *testing.T) {
 			delete(w.Object, "mandatory")
 		}
 	})
-	config := itself.Quick()
-	config.Settings.PruneAfter = 0
-	a.Controllers("controllers", config)
 	w.AwaitStored(beside.V1, beside.V1)
 	w.Store("v2")
 	beside.Eventually(t, beside.Patience, "the migration fails for one object", func(ctx context.Context) error {
@@ -190,30 +170,4 @@ func TestBadObject(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.AwaitPruned(objects)
-}
-
-// TestMirror: with --mirror a migration of Kubernetes' own API is done, and its status says so.
-func TestMirror(t *testing.T) {
-	const objects = 20
-	c := beside.New(t, itself.Programs)
-	a := c.APIServer("a", "--runtime-config=storagemigration.k8s.io/v1=true")
-	w := a.Define("widgets", true, nil)
-	w.Fill(objects, nil)
-	config := itself.Quick()
-	config.Mirror = stock.MirrorAlways
-	a.Controllers("controllers", config)
-	w.AwaitStored(beside.V1, beside.V1)
-	migrations := a.Kube().StoragemigrationV1().StorageVersionMigrations()
-	_, err := migrations.Create(t.Context(), &storagemigrationv1.StorageVersionMigration{
-		ObjectMeta: metav1.ObjectMeta{Name: "mine"},
-		Spec:       storagemigrationv1.StorageVersionMigrationSpec{Resource: metav1.GroupResource{Group: beside.Group, Resource: w.Plural}},
-	}, metav1.CreateOptions{})
-	must(t, err)
-	beside.Eventually(t, beside.Patience, "it succeeds", func(ctx context.Context) error {
-		m, err := migrations.Get(ctx, "mine", metav1.GetOptions{})
-		if err == nil && !meta.IsStatusConditionTrue(m.Status.Conditions, string(storagemigrationv1.MigrationSucceeded)) {
-			err = fmt.Errorf("its status is %+v", m.Status)
-		}
-		return err
-	})
 }
