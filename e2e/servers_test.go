@@ -212,9 +212,9 @@ func testElectionsGivenUp(t *testing.T) {
 func TestShutdownDelay(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
-	s := c.Start(cluster.Options{Args: "--shutdown-delay-duration=30s"}, "one")[0]
+	s := c.Start(cluster.Options{Args: "--shutdown-delay-duration=15s"}, "one")[0]
 	s.Signal(syscall.SIGTERM)
-	s.WaitUnready(25 * time.Second)
+	s.WaitUnready(10 * time.Second)
 	for i := range 3 {
 		if a := send(t.Context(), s.Config(), http.MethodPost, configMapsPath, named("v1", "ConfigMap", fmt.Sprint("late", i))); a.status != http.StatusCreated {
 			t.Errorf("a write is answered with %v", a)

@@ -148,7 +148,7 @@ func (s *apiserver) leads(timeout time.Duration, lock string) {
 func TestLastWriteOfStock(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
-	s := c.ready(ours, "one", "--migration-settle=30s")
+	s := c.ready(ours, "one", "--migration-settle=15s")
 	const n = 5
 	s.createWidgets(n)
 	s.migrated(3 * time.Minute)
