@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/concord-dev/concord/testbed/load"
 	"github.com/concord-dev/concord/testbed/process"
 )
@@ -24,11 +26,30 @@ const crowd = 600
 // shares the cores with fewer others.
 var seats = []string{"--max-requests-inflight=16", "--max-mutating-requests-inflight=8"}
 
+// bound makes seats of the level of ordinary users 7 of the 24, two of its own and five that it borrows, so
+// that of a flood fewer requests are served before the next one of another user. Without the annotation the server takes the change back.
+const bound = `{"metadata":{"annotations":{"apf.kubernetes.io/autoupdate-spec":"false"}},"spec":{"limited":{"borrowingLimitPercent":250}}}`
+
+// unbound is as Kubernetes has it.
+const unbound = `{"metadata":{"annotations":{"apf.kubernetes.io/autoupdate-spec":"true"}},"spec":{"limited":{"borrowingLimitPercent":null}}}`
+
+// floods are the settings with which a server is flooded.
+var floods = []struct {
+	setting     string // as the figures name it
+	flags       []string
+	environment []string
+	level       string // a merge patch of PriorityLevelConfiguration global-default
+}{
+	{"", nil, nil, unbound},
+	{", 24 requests served at once", seats, nil, unbound},
+	{", 24 requests served at once, 7 of them for ordinary users, GOGC=400", seats, []string{"GOGC=400"}, bound},
+}
+
 // overload measures how much longer a client with normal needs waits while another user floods the
 // server. The process of the flood runs only while no other process wants the processor, because real
 // clients run on machines of their own.
 //
-// A round takes a minute and a half, so at most two rounds are measured.
+// A round takes three minutes, so at most two rounds are measured.
 func (b *bench) overload(ctx context.Context, s *side, round int) error {
 	if round >= 2 {
 		return nil
@@ -36,20 +57,38 @@ func (b *bench) overload(ctx context.Context, s *side, round int) error {
 	if err := b.normalClient(ctx, s, normal); err != nil {
 		return err
 	}
-	if err := b.flooded(ctx, s, pressed, refused); err != nil {
-		return err
+	for _, flood := range floods {
+		if err := s.emptied(ctx, flood.environment, flood.flags...); err != nil {
+			return err
+		}
+		if _, err := s.admin.Do(ctx, "PATCH", ordinary, "application/merge-patch+json", []byte(flood.level)); err != nil {
+			return err
+		}
+		if err := load.Pause(ctx, b.settle); err != nil {
+			return err
+		}
+		if err := b.flooded(ctx, s, flood.setting); err != nil {
+			return err
+		}
 	}
-	if err := errors.Join(s.stop(ctx), s.begin(ctx, seats...), load.Pause(ctx, b.settle)); err != nil {
-		return err
-	}
-	if err := b.flooded(ctx, s, pressedSeats, refusedSeats); err != nil {
-		return err
-	}
-	return errors.Join(s.stop(ctx), s.begin(ctx))
+	return s.emptied(ctx, nil)
 }
 
-// flooded measures the normal client while the flood lasts, and how much of the flood is refused.
-func (b *bench) flooded(ctx context.Context, s *side, figure, share string) error {
+// emptied starts the server anew without the ConfigMaps that it had: with those of a flood in its watch cache
+// the next flood would meet a garbage collector that has more to mark.
+func (s *side) emptied(ctx context.Context, environment []string, flags ...string) error {
+	if err := s.stop(ctx); err != nil {
+		return err
+	}
+	if _, err := s.Raw.Delete(ctx, "/registry/configmaps/", clientv3.WithPrefix()); err != nil {
+		return fmt.Errorf("delete ConfigMaps: %w", err)
+	}
+	s.environment = environment
+	return s.begin(ctx, flags...)
+}
+
+// flooded measures the normal client while the flood lasts, how much of the flood is refused, and the server's memory.
+func (b *bench) flooded(ctx context.Context, s *side, setting string) error {
 	p, err := process.Start(flooding, process.Self(flooding, s.server.URL()), s.Path("flood.log"))
 	if err != nil {
 		return err
@@ -64,12 +103,14 @@ func (b *bench) flooded(ctx context.Context, s *side, figure, share string) erro
 	}); err != nil {
 		return fmt.Errorf("flood: %w", errors.Join(err, p.Kill()))
 	}
-	err = b.normalClient(ctx, s, figure)
+	err = b.normalClient(ctx, s, pressed+setting)
 	served, refusals, failed := counts(p)
-	if err := errors.Join(err, failed, p.Kill()); err != nil {
+	memory, unread := s.memory()
+	if err := errors.Join(err, failed, unread, p.Kill()); err != nil {
 		return err
 	}
-	b.add(s, share, 100*refusals/(served+refusals))
+	b.add(s, refused+setting, 100*refusals/(served+refusals))
+	b.add(s, flooded+setting, memory)
 	return nil
 }
 
@@ -92,6 +133,8 @@ func (b *bench) normalClient(ctx context.Context, s *side, figure string) error 
 }
 
 const (
+	ordinary = "/apis/flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations/global-default"
+
 	rbac = "/apis/rbac.authorization.k8s.io/v1"
 	// Kubernetes' role edit is empty without the controller that aggregates ClusterRoles.
 	role    = `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"overload"},"rules":[{"apiGroups":[""],"resources":["configmaps"],"verbs":["list","create"]}]}`

@@ -22,9 +22,7 @@ const (
 	normal  = "create of a ConfigMap, nothing else to do"
 	pressed = "create of a ConfigMap beside a flood of 600 clients of another user"
 	refused = "requests of the flood that were answered 429"
-
-	pressedSeats = pressed + ", 24 requests served at once"
-	refusedSeats = refused + ", 24 requests served at once"
+	flooded = "resident memory beside the flood"
 
 	create, update = "create", "update"
 )
@@ -48,9 +46,10 @@ func (b *bench) publish(w io.Writer) error {
 		b.row(files, "", figures.AtMost(figures.Median(b.samples[key{files, theirs}])-1)) +
 		b.row(sockets, "", figures.AtMost(figures.Median(b.samples[key{sockets, theirs}])-1)) +
 		b.quantiles(normal, nil)
-	for _, flood := range []struct{ latency, refused string }{{pressed, refused}, {pressedSeats, refusedSeats}} {
-		text += b.quantiles(flood.latency, nil) + b.slowdown(ours, flood.latency, figures.RatioAtMost(5)) + b.slowdown(theirs, flood.latency, nil) +
-			b.row(flood.refused, "%", nil)
+	for _, flood := range floods {
+		latency := pressed + flood.setting
+		text += b.quantiles(latency, nil) + b.slowdown(ours, latency, figures.RatioAtMost(5)) + b.slowdown(theirs, latency, nil) +
+			b.row(refused+flood.setting, "%", nil) + b.row(flooded+flood.setting, "MiB", nil)
 	}
 	_, err := io.WriteString(w, text)
 	return err
