@@ -27,7 +27,7 @@ func TestScripts(t *testing.T) {
 func buildPlugin(t testing.TB) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "kubectl-concord")
-	e2e.Go(t, "build", "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", file, ".")
+	e2e.Compile(t, "-tags", "grpcnotrace", "-ldflags", "-s -w", "-o", file, ".")
 	return file
 }
 

@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { itself.Main(m) }
 func buildPlugin(t *testing.T) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "kubectl-concord")
-	cluster.Go(t, "build", "-o", program, "github.com/concord-dev/concord/cmd/kubectl-concord")
+	cluster.Compile(t, "-o", program, "github.com/concord-dev/concord/cmd/kubectl-concord")
 	return program
 }
 

@@ -17,7 +17,7 @@ func testOperator(t *testing.T, a, b *beside.APIServer) {
 	w := a.Define("widgets", true, nil)
 	w.Fill(objects, nil)
 	operator := a.Cluster.Path("operator")
-	cluster.Go(t, "build", "-o", operator, "github.com/concord-dev/concord/examples/operator")
+	cluster.Compile(t, "-o", operator, "github.com/concord-dev/concord/examples/operator")
 	kubeconfig, err := b.Access(beside.AdminToken).Kubeconfig("operator")
 	must(t, err)
 	p := cluster.NewProcess(t, "operator", a.Cluster.Dir, func() *exec.Cmd {
