@@ -30,10 +30,11 @@ var flipped = schema.GroupVersionResource{Group: "conformance.concord.dev", Vers
 
 // flips changes the storage version of a CRD with objects again and again.
 type flips struct {
-	crds    clientset.Interface
-	objects dynamic.ResourceInterface
-	cancel  context.CancelFunc
-	ended   chan struct{}
+	crds          clientset.Interface
+	objects       dynamic.ResourceInterface
+	period, limit time.Duration
+	// stopping is closed by stop, and ended once no change is under way.
+	stopping, ended chan struct{}
 	// done, slowest and err are set once ended is closed: how often the storage version changed and
 	// all objects were migrated, how long the slowest change took, and what went wrong.
 	done    int
@@ -51,16 +52,20 @@ func startFlips(ctx context.Context, config *rest.Config) (*flips, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &flips{crds: crds, objects: objects.Resource(flipped), ended: make(chan struct{})}
+	f := &flips{crds: crds, objects: objects.Resource(flipped), period: flipPeriod, limit: flipLimit}
+	return f, f.start(ctx)
+}
+
+func (f *flips) start(ctx context.Context) error {
 	if err := f.fill(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	ctx, f.cancel = context.WithCancel(ctx)
+	f.stopping, f.ended = make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(f.ended)
 		f.err = f.run(ctx)
 	}()
-	return f, nil
+	return nil
 }
 
 func (f *flips) fill(ctx context.Context) error {
@@ -98,21 +103,22 @@ func (f *flips) fill(ctx context.Context) error {
 	return nil
 }
 
+// run changes the storage version until stop is called. The last change is waited for, so that a short
+// run has one as well.
 func (f *flips) run(ctx context.Context) error {
-	ticker := time.NewTicker(flipPeriod)
+	ticker := time.NewTicker(f.period)
 	defer ticker.Stop()
 	for to := "v2"; ; {
 		began := time.Now()
 		if err := f.flip(ctx, to); err != nil {
-			if ctx.Err() != nil {
-				return nil
-			}
 			return err
 		}
 		f.done++
 		f.slowest = max(f.slowest, time.Since(began))
 		select {
 		case <-ctx.Done():
+			return ctx.Err()
+		case <-f.stopping:
 			return nil
 		case <-ticker.C:
 		}
@@ -140,7 +146,7 @@ func (f *flips) flip(ctx context.Context, to string) error {
 		return fmt.Errorf("store %s in %s: %w", name, to, err)
 	}
 	var last []string
-	if err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, flipLimit, true, func(ctx context.Context) (bool, error) {
+	if err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, f.limit, true, func(ctx context.Context) (bool, error) {
 		crd, err := crds.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -148,14 +154,14 @@ func (f *flips) flip(ctx context.Context, to string) error {
 		last = crd.Status.StoredVersions
 		return slices.Equal(last, []string{to}), nil
 	}); err != nil {
-		return fmt.Errorf("%s is not migrated to %s within %s of the change, storedVersions is %v: %w", name, to, flipLimit, last, err)
+		return fmt.Errorf("%s is not migrated to %s within %s of the change, storedVersions is %v: %w", name, to, f.limit, last, err)
 	}
 	return nil
 }
 
 // stop ends the changes and returns what was done.
 func (f *flips) stop() (string, error) {
-	f.cancel()
+	close(f.stopping)
 	<-f.ended
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

@@ -25,7 +25,8 @@ type row struct {
 type count struct{ passed, again, failed, itself, left int }
 
 // judge applies the rule: a spec that passes on stock passes on ours, unless the list of skipped
-// specs says why it is not run there. A spec that fails on stock is no control, so it has to be listed.
+// specs says why it is not run there. A spec that fails on stock is no control, so it has to be listed,
+// and so has one that no process of the suite has run.
 func judge(names []string, skipped *skipList, results map[string]outcomes) *verdict {
 	v := &verdict{counts: map[string]*count{}}
 	for _, plane := range planes {
@@ -49,6 +50,8 @@ func judge(names []string, skipped *skipList, results map[string]outcomes) *verd
 				v.broken = append(v.broken, fmt.Sprintf("%s: %s: failed: %s (%s)", plane, name, o.message, o.place))
 			case plane != stock && control.passed && !o.passed && reason == "":
 				v.broken = append(v.broken, fmt.Sprintf("%s: %s: passed on stock, %s", plane, name, r.cells[plane]))
+			case !o.ran && !o.pending && reason == "":
+				v.broken = append(v.broken, fmt.Sprintf("%s: %s: not run, and no reason is listed", plane, name))
 			}
 		}
 		if ran {
@@ -77,6 +80,8 @@ func (c *count) add(o outcome, reason string) string {
 	case reason != "":
 		c.left++
 		return "not run: " + reason
+	case o.pending:
+		return "pending"
 	}
 	return "not run"
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -10,28 +11,30 @@ import (
 // TestRule has a spec with each combination of outcomes on stock and on ours.
 func TestRule(t *testing.T) {
 	passed, failed := outcome{ran: true, passed: true, attempts: 1}, outcome{ran: true, attempts: 2, message: "boom", place: "a.go:1"}
-	itself := outcome{ran: true, skippedItself: "only for gce"}
+	itself, pending := outcome{ran: true, skippedItself: "only for gce"}, outcome{pending: true}
 	for name, c := range map[string]struct {
 		stock, ours outcome
 		reason      string
-		want        string // part of the only complaint; empty: none
+		want        []string // the complaints
 	}{
-		"passes on both":             {passed, passed, "", ""},
-		"fails on ours":              {passed, failed, "", "server: spec: failed: boom (a.go:1)"},
-		"fails on stock":             {failed, passed, "", "stock: spec: failed: boom (a.go:1)"},
-		"skips itself on both":       {itself, itself, "", ""},
-		"skips itself on ours":       {passed, itself, "", "server: spec: passed on stock, not for this cluster: only for gce"},
-		"was not run on ours":        {passed, outcome{}, "", "server: spec: passed on stock, not run"},
-		"was not run for a reason":   {passed, outcome{}, "no pods", ""},
-		"was run on neither of them": {outcome{}, outcome{}, "", ""},
+		"passes on both":               {passed, passed, "", nil},
+		"fails on ours":                {passed, failed, "", []string{"server: spec: failed: boom (a.go:1)"}},
+		"fails on stock":               {failed, passed, "", []string{"stock: spec: failed: boom (a.go:1)"}},
+		"skips itself on both":         {itself, itself, "", nil},
+		"skips itself on ours":         {passed, itself, "", []string{"server: spec: passed on stock, not for this cluster: only for gce"}},
+		"was not run on ours":          {passed, outcome{}, "", []string{"server: spec: passed on stock, not run"}},
+		"was not run for a reason":     {passed, outcome{}, "no pods", nil},
+		"was lost on stock":            {outcome{}, passed, "", []string{"stock: spec: not run, and no reason is listed"}},
+		"was lost on both":             {outcome{}, outcome{}, "", []string{"stock: spec: not run, and no reason is listed", "server: spec: not run, and no reason is listed"}},
+		"is pending":                   {pending, pending, "", nil},
+		"is listed for ours, and lost": {outcome{}, outcome{}, "no pods", []string{"stock: spec: not run, and no reason is listed"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			list := &skipList{}
 			if c.reason != "" {
 				list.entries = []skip{{plane: alone, name: "spec", reason: c.reason}}
 			}
-			broken := judge([]string{"spec"}, list, map[string]outcomes{stock: {"spec": c.stock}, alone: {"spec": c.ours}}).broken
-			if c.want == "" && len(broken) > 0 || c.want != "" && (len(broken) != 1 || broken[0] != c.want) {
+			if broken := judge([]string{"spec"}, list, map[string]outcomes{stock: {"spec": c.stock}, alone: {"spec": c.ours}}).broken; !slices.Equal(broken, c.want) {
 				t.Errorf("complaints %q, want %q", broken, c.want)
 			}
 		})
@@ -78,7 +81,8 @@ func TestReport(t *testing.T) {
 		{"ContainerHierarchyTexts": ["[sig-auth] A", "b  c"], "LeafNodeText": "passes", "LeafNodeType": "It", "State": "passed", "NumAttempts": 2},
 		{"ContainerHierarchyTexts": null, "LeafNodeText": "fails", "LeafNodeType": "It", "State": "timedout", "NumAttempts": 1, "Failure": {"Message": "late\nvery", "Location": {"FileName": "a.go", "LineNumber": 7}}},
 		{"ContainerHierarchyTexts": null, "LeafNodeText": "says no", "LeafNodeType": "It", "State": "skipped", "NumAttempts": 1, "Failure": {"Message": "no nodes"}},
-		{"ContainerHierarchyTexts": null, "LeafNodeText": "left", "LeafNodeType": "It", "State": "skipped", "NumAttempts": 0}`)
+		{"ContainerHierarchyTexts": null, "LeafNodeText": "left", "LeafNodeType": "It", "State": "skipped", "NumAttempts": 0},
+		{"ContainerHierarchyTexts": null, "LeafNodeText": "not yet", "LeafNodeType": "It", "State": "pending", "NumAttempts": 0}`)
 	got, err := readReport(path)
 	if err != nil {
 		t.Fatal(err)
@@ -88,6 +92,7 @@ func TestReport(t *testing.T) {
 		"fails":                   {ran: true, attempts: 1, message: "late", place: "a.go:7"},
 		"says no":                 {ran: true, attempts: 1, skippedItself: "no nodes"},
 		"left":                    {},
+		"not yet":                 {pending: true},
 	} {
 		if got[name] != want {
 			t.Errorf("%s: %+v, want %+v", name, got[name], want)

@@ -14,6 +14,8 @@ type outcome struct {
 	// of skipped specs.
 	ran    bool
 	passed bool
+	// pending says that the suite itself leaves it out.
+	pending bool
 	// attempts is how often it was started.
 	attempts int
 	// skippedItself says why a spec that was started has skipped itself.
@@ -86,7 +88,8 @@ func (o outcomes) add(spec specReport) {
 	name := strings.Join(strings.Fields(strings.Join(append(spec.ContainerHierarchyTexts, spec.LeafNodeText), " ")), " ")
 	next := outcome{
 		passed: spec.State == "passed", attempts: spec.NumAttempts,
-		ran: spec.State != "pending" && (spec.State != "skipped" || spec.NumAttempts > 0),
+		pending: spec.State == "pending",
+		ran:     spec.State != "pending" && (spec.State != "skipped" || spec.NumAttempts > 0),
 	}
 	switch {
 	case spec.failed():
