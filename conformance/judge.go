@@ -3,7 +3,10 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -20,6 +23,8 @@ type verdict struct {
 type row struct {
 	name  string
 	cells map[string]string // by plane
+	// itself says by plane why the spec has skipped itself there.
+	itself map[string]string
 }
 
 type count struct{ passed, again, failed, itself, left int }
@@ -39,12 +44,15 @@ func judge(names []string, skipped *skipList, results map[string]outcomes) *verd
 		v.broken = append(v.broken, stock+": it was not run, so there is no control")
 	}
 	for _, name := range names {
-		r, ran := row{name: name, cells: map[string]string{}}, false
+		r, ran := row{name: name, cells: map[string]string{}, itself: map[string]string{}}, false
 		control := results[stock][name]
 		for _, plane := range v.judged {
 			o, reason := results[plane][name], skipped.reason(plane, name)
 			ran = ran || o.ran
 			r.cells[plane] = v.counts[plane].add(o, reason)
+			if o.skippedItself != "" {
+				r.itself[plane] = o.skippedItself
+			}
 			switch {
 			case o.ran && !o.passed && o.skippedItself == "":
 				v.broken = append(v.broken, fmt.Sprintf("%s: %s: failed: %s (%s)", plane, name, o.message, o.place))
@@ -86,8 +94,33 @@ func (c *count) add(o outcome, reason string) string {
 	return "not run"
 }
 
-// publish writes the table by spec to a file, and counts and breaches of the rule to out.
-func (v *verdict) publish(out io.Writer, path string) error {
+// itself lists the specs that have skipped themselves, in sections of planes and a reason like those of
+// the list of skipped specs.
+func (v *verdict) itself() string {
+	sections := map[string][]string{}
+	for _, r := range v.rows {
+		planes := map[string][]string{}
+		for _, plane := range v.judged {
+			if reason := r.itself[plane]; reason != "" {
+				planes[reason] = append(planes[reason], plane)
+			}
+		}
+		for reason, names := range planes {
+			head := strings.Join(names, ", ") + ": " + reason
+			sections[head] = append(sections[head], r.name)
+		}
+	}
+	var list strings.Builder
+	list.WriteString("# Specs that were started and skipped themselves, by section: the planes and what they say.\n")
+	for _, head := range slices.Sorted(maps.Keys(sections)) {
+		fmt.Fprintf(&list, "\n== %s\n%s\n", head, strings.Join(sections[head], "\n"))
+	}
+	return list.String()
+}
+
+// publish writes the table by spec and the list of specs that have skipped themselves to files, and counts and
+// breaches of the rule to out.
+func (v *verdict) publish(out io.Writer, dir string) error {
 	var table strings.Builder
 	fmt.Fprintf(&table, "| spec | %s |\n|---|%s\n", strings.Join(v.judged, " | "), strings.Repeat("---|", len(v.judged)))
 	for _, r := range v.rows {
@@ -97,7 +130,11 @@ func (v *verdict) publish(out io.Writer, path string) error {
 		}
 		table.WriteByte('\n')
 	}
+	path := filepath.Join(dir, "table.md")
 	if err := os.WriteFile(path, []byte(table.String()), 0o600); err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "itself.txt"), []byte(v.itself()), 0o600); err != nil {
 		return err
 	}
 	fmt.Fprint(out, "| control plane | passed | of them only the second time | failed | found by themselves not to apply | skipped by name |\n|---|---|---|---|---|---|\n")

@@ -132,7 +132,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		}
 	}
 	results, err := readReports(o)
-	return errors.Join(failed, err, judge(chosen, skipped, results).publish(stdout, filepath.Join(o.dir, "table.md")))
+	return errors.Join(failed, err, judge(chosen, skipped, results).publish(stdout, o.dir))
 }
 
 // readReports reads the reports of today's runs, and the earlier reports of the other control planes.
