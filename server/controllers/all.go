@@ -3,6 +3,7 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -12,8 +13,10 @@ import (
 	"k8s.io/apiserver/pkg/admission/plugin/policy/validating"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/cel/openapi/resolver"
+	quota "k8s.io/apiserver/pkg/quota/v1"
 	"k8s.io/apiserver/pkg/quota/v1/generic"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/informers"
 	certificatesinformers "k8s.io/client-go/informers/certificates/v1"
 	"k8s.io/client-go/kubernetes"
 	k8sscheme "k8s.io/client-go/kubernetes/scheme"
@@ -174,8 +177,7 @@ func (t *term) aggregation(_ context.Context, _ *rest.Config, client kubernetes.
 
 func (t *term) quota(ctx context.Context, _ *rest.Config, client kubernetes.Interface) error {
 	resources := client.Discovery().ServerPreferredNamespacedResources
-	served := func(gvr schema.GroupVersionResource) bool { return t.served[gvr] }
-	evaluators, err := quotacore.NewEvaluators(generic.ListerFuncForResourceFunc(t.shared.ForResource), t.shared, served)
+	evaluators, err := quotaEvaluators(t.shared, t.served)
 	if err != nil {
 		return err
 	}
@@ -198,6 +200,17 @@ func (t *term) quota(ctx context.Context, _ *rest.Config, client kubernetes.Inte
 	t.run(func(ctx context.Context) { c.Run(ctx, quotaWorkers) })
 	t.run(func(ctx context.Context) { c.Sync(ctx, resources, discoveryInterval) })
 	return nil
+}
+
+// quotaEvaluators returns those of Kubernetes' counters for quotas whose resources are served. Kubernetes makes that of
+// replicationcontrollers always; where nobody serves them, a quota that names them would be counted again and again, with
+// an error each time. Each count may overwrite that of admission with one from a cache that lags.
+func quotaEvaluators(shared informers.SharedInformerFactory, served map[schema.GroupVersionResource]bool) ([]quota.Evaluator, error) {
+	evaluators, err := quotacore.NewEvaluators(generic.ListerFuncForResourceFunc(shared.ForResource), shared, func(gvr schema.GroupVersionResource) bool { return served[gvr] })
+	return slices.DeleteFunc(evaluators, func(e quota.Evaluator) bool {
+		gr := e.GroupResource()
+		return gr.Group == corev1.GroupName && !served[corev1.SchemeGroupVersion.WithResource(gr.Resource)]
+	}), err
 }
 
 // certificateController is the identity of all that work on certificate requests.

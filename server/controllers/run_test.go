@@ -3,8 +3,14 @@ package controllers
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
 
 	"github.com/concord-dev/concord/workers"
 )
@@ -47,5 +53,25 @@ func TestLoopsEnd(t *testing.T) {
 		}
 	case <-time.After(time.Minute):
 		t.Error("they do not end")
+	}
+}
+
+// TestQuotaEvaluators: a quota is counted by resources that are served. Informers of others never sync.
+func TestQuotaEvaluators(t *testing.T) {
+	served := map[schema.GroupVersionResource]bool{}
+	for _, resource := range []string{"configmaps", "resourcequotas", "secrets", "services"} {
+		served[corev1.SchemeGroupVersion.WithResource(resource)] = true
+	}
+	evaluators, err := quotaEvaluators(informers.NewSharedInformerFactory(fake.NewClientset(), 0), served)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range evaluators {
+		got = append(got, e.GroupResource().String())
+	}
+	slices.Sort(got)
+	if want := []string{"configmaps", "resourcequotas", "secrets", "services"}; !slices.Equal(got, want) {
+		t.Errorf("counted are %v, served are %v", got, want)
 	}
 }
