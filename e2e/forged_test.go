@@ -183,13 +183,14 @@ func TestOwnCRDsDeleted(t *testing.T) {
 		var missing error
 		for name, uid := range uids {
 			have := &apiextensionsv1.CustomResourceDefinition{}
-			if err := objects.Get(ctx, client.ObjectKey{Name: name}, have); apierrors.IsNotFound(err) {
+			switch err := objects.Get(ctx, client.ObjectKey{Name: name}, have); {
+			case apierrors.IsNotFound(err):
 				missing = err
-			} else if err != nil {
+			case err != nil:
 				return err
-			} else if string(have.UID) == uid {
+			case string(have.UID) == uid:
 				return fmt.Errorf("%s is still there", name)
-			} else if !gone.IsZero() && have.CreationTimestamp.Sub(gone) > time.Minute {
+			case !gone.IsZero() && have.CreationTimestamp.Sub(gone) > time.Minute:
 				t.Errorf("%s was made again %v after all were gone", name, have.CreationTimestamp.Sub(gone))
 			}
 		}
