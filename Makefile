@@ -36,7 +36,7 @@ manifests-test: ## Test deploy: what Helm and kustomize render, alerts, the imag
 	cd deploy && go vet ./... && go test ./...
 
 dashboard-test: ## Test the dashboard in Chromium, which has to be installed (or set $$CHROMIUM), against real servers
-	cd dashboard/browser && export GOFLAGS="$$GOFLAGS -mod=mod" && go vet ./... && go test ./... -timeout 20m
+	cd dashboard/browser && export GOFLAGS="$$GOFLAGS -mod=mod -count=1" && go vet ./... && go test ./... -timeout 20m
 
 dashboard-screenshots: ## Take the pictures of docs/dashboard.md anew, in Chromium
 	cd dashboard/browser && export GOFLAGS="$$GOFLAGS -mod=mod" && go test ./... -count 1 -run TestContent -screenshots $(CURDIR)/docs/dashboard
@@ -79,7 +79,7 @@ conformance: ## Run Kubernetes' own e2e suites against our servers, stock as con
 	go run ./conformance -release 1.36
 
 interop: ## Run concord controllers beside Kubernetes' own programs of 1.37, of 1.36 and of 1.34
-	cd interop && export GOFLAGS="$$GOFLAGS -mod=mod" && go vet ./... && go test . -timeout 30m && go test . -timeout 60m -args -release 1.36 && \
+	cd interop && export GOFLAGS="$$GOFLAGS -mod=mod -count=1" && go vet ./... && go test . -timeout 30m && go test . -timeout 60m -args -release 1.36 && \
 	  go test . -timeout 60m -run 'Test(BadObjects|TakeOver|ReleasedDefinitions)$$' -args -release 1.34
 
 picture: ## Draw docs/demo.svg, which the README shows, from a run of the demo

@@ -53,7 +53,10 @@ func startFlips(ctx context.Context, config *rest.Config) (*flips, error) {
 		return nil, err
 	}
 	f := &flips{crds: crds, objects: objects.Resource(flipped), period: flipPeriod, limit: flipLimit}
-	return f, f.start(ctx)
+	if err := f.start(ctx); err != nil {
+		return nil, err
+	}
+	return f, nil
 }
 
 func (f *flips) start(ctx context.Context) error {

@@ -178,7 +178,7 @@ func TestOwnCRDsDeleted(t *testing.T) {
 		uids[crd.Name] = string(have.UID)
 		must(t, objects.Delete(t.Context(), &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: crd.Name}}))
 	}
-	var gone time.Time // when all were first seen to be: their objects are deleted before
+	var gone time.Time // when none of the old ones was left
 	cluster.Eventually(t, 3*time.Minute, "the definitions are made again", func(ctx context.Context) error {
 		var missing error
 		for name, uid := range uids {

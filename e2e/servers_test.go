@@ -110,6 +110,12 @@ func TestGivenCertificates(t *testing.T) {
 	if a := send(t.Context(), s.Config(), http.MethodPost, configMapsPath, named("v1", "ConfigMap", "alices")); a.status != http.StatusCreated {
 		t.Errorf("alice writes: %v", a)
 	}
+	// --client-ca-file adds to the cluster's own CA.
+	own := rest.CopyConfig(s.Config())
+	own.CertData, own.KeyData = ca.Issue("admin", "system:masters")
+	if a := send(t.Context(), own, http.MethodPost, configMapsPath, named("v1", "ConfigMap", "admins")); a.status != http.StatusCreated {
+		t.Errorf("an administrator with a certificate of the cluster's CA writes: %v", a)
+	}
 	for _, name := range []string{pki.CAKeyName, pki.FrontProxyCAKeyName, pki.AdminKubeconfigName} {
 		if _, err := os.Stat(filepath.Join(c.CertDir, name)); err == nil {
 			t.Errorf("%s was made", name)
@@ -212,7 +218,7 @@ func testElectionsGivenUp(t *testing.T) {
 func TestShutdownDelay(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
-	s := c.Start(cluster.Options{Args: "--shutdown-delay-duration=15s"}, "one")[0]
+	s := c.Start(cluster.Options{Args: "--shutdown-delay-duration=20s"}, "one")[0]
 	s.Signal(syscall.SIGTERM)
 	s.WaitUnready(10 * time.Second)
 	for i := range 3 {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -60,9 +61,9 @@ func read(t testing.TB, s *beside.APIServer, of kept) *reader {
 }
 
 // begunAnew says whether informers list again after this error. Servers return such errors when the
-// CRD of a custom resource has changed.
+// CRD of a custom resource has changed, or etcd elects a leader.
 func begunAnew(err error) bool {
-	return apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err)
+	return strings.Contains(err.Error(), "etcdserver: ") || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) || apierrors.IsTooManyRequests(err) || apierrors.IsServiceUnavailable(err)
 }
 
 // once lists, and watches until the reader has to list again.

@@ -71,6 +71,9 @@ func (b *bench) overload(ctx context.Context, s *side, round int) error {
 			return err
 		}
 	}
+	if _, err := s.admin.Do(ctx, "PATCH", ordinary, "application/merge-patch+json", []byte(unbound)); err != nil {
+		return err
+	}
 	return s.emptied(ctx, nil)
 }
 

@@ -177,7 +177,9 @@ func (w *Traffic) try(s *cluster.APIServer, o Written, name string, patch []byte
 		return err
 	}
 	seen, revision, err := Seen(object)
-	w.acknowledged[o.Resource] = append(w.acknowledged[o.Resource], Change{Name: seen, Revision: revision})
+	if err == nil {
+		w.acknowledged[o.Resource] = append(w.acknowledged[o.Resource], Change{Name: seen, Revision: revision})
+	}
 	return err
 }
 

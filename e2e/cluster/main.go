@@ -133,11 +133,12 @@ func once(t testing.TB, name string, build func(path string)) string {
 func Compile(t testing.TB, args ...string) {
 	t.Helper()
 	Go(t, append([]string{"build"}, args...)...)
-	// By folders that a test has read go test decides whether its result is still good: the program is not linked into
-	// the test.
-	for dir := range strings.Lines(Go(t, "list", "-deps", "-f", "{{if .Module}}{{if .Module.Main}}{{.Dir}}{{end}}{{end}}", args[len(args)-1])) {
-		if dir = strings.TrimSpace(dir); dir != "" {
-			if _, err := os.ReadDir(dir); err != nil {
+	// The program is not linked into the test, so go test does not know that its sources matter. It runs a test anew if a
+	// file or folder that the test has asked for has changed.
+	const sources = "{{if .Module}}{{if .Module.Main}}{{$dir := .Dir}}{{range .GoFiles}}{{$dir}}/{{.}}\n{{end}}{{range .EmbedFiles}}{{$dir}}/{{.}}\n{{end}}{{end}}{{end}}"
+	for source := range strings.Lines(Go(t, "list", "-deps", "-f", sources, args[len(args)-1])) {
+		if source = strings.TrimSpace(source); source != "" {
+			if _, err := os.Stat(source); err != nil {
 				t.Fatal(err)
 			}
 		}

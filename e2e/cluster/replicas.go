@@ -159,7 +159,9 @@ func (e *ReplicatedEtcd) KillLeader() {
 	e.t.Helper()
 	Eventually(e.t, etcdStartTimeout, "etcd has a leader", func(ctx context.Context) error {
 		for client, member := range e.members {
-			status, err := e.Raw.Status(ctx, client)
+			asked, cancel := context.WithTimeout(ctx, leaderTimeout)
+			status, err := e.Raw.Status(asked, client)
+			cancel()
 			if err != nil {
 				return err
 			}

@@ -271,7 +271,10 @@ func TestCascade(t *testing.T) {
 		var deleted []string
 		for deadline := time.After(patience); len(deleted) < 2; {
 			select {
-			case e := <-events.ResultChan():
+			case e, open := <-events.ResultChan():
+				if !open {
+					t.Fatalf("%s: the watch ended, %v are deleted", policy, deleted)
+				}
 				if made, ok := e.Object.(*corev1.ConfigMap); ok && e.Type == watch.Deleted {
 					deleted = append(deleted, made.Name)
 				}

@@ -60,6 +60,7 @@ func TestFlags(t *testing.T) {
 	s := c.ready(ours, "one", "--emulated-version=1.36", "--min-compatibility-version=1.36", "--runtime-config=batch/v1=false", "--watch-cache-sizes=configmaps#0",
 		"--encryption-provider-config="+sealing, "--encryption-provider-config-automatic-reload", "--encryption-provider-config-reload-interval=1s")
 	agreements := s.agreed(time.Minute, 1)
+	s.createSealed()
 	t.Run("Compatibility", func(t *testing.T) {
 		storesPolicies("v1")(t, s, agreements) // v1beta1, if 1.35 had to read them
 		if v, err := s.Kube().Discovery().ServerVersion(); err != nil || v.EmulationMinor != "36" || v.MinCompatibilityMinor != "36" {
@@ -82,7 +83,6 @@ func TestFlags(t *testing.T) {
 	})
 	// e2e rotates keys while clients write (TestKeyRotation, TestSlow/KMS).
 	t.Run("KMS", func(t *testing.T) {
-		s.createSealed()
 		c.sealedWith(t, agreements, "kms:v2:p:")
 		for _, path := range []string{"/readyz?verbose", "/healthz?verbose"} {
 			if _, checks, err := s.Get(t.Context(), path); err != nil || !strings.Contains(checks, "[+]kms-providers ok") {
@@ -146,7 +146,7 @@ func (c *control) sealedWith(t *testing.T, agreed map[schema.GroupResource]agree
 		}
 		answer, err := c.Raw.Get(t.Context(), registry+key)
 		if err != nil || len(answer.Kvs) != 1 || !strings.HasPrefix(string(answer.Kvs[0].Value), "k8s:enc:"+provider) {
-			t.Errorf("error %v, stored is %v", err, answer)
+			t.Errorf("%s, %s: error %v, stored is %v", gr, key, err, answer)
 		}
 	}
 }

@@ -99,7 +99,7 @@ func testBrokenWebhook(t *testing.T) {
 func TestCrash(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
-	two := c.ready(ours, "two", "--controllers=false") // would be elected long before the other one is ready
+	two := c.ready(ours, "two", "--controllers=false") // if it ran controllers, it would be elected before the other one is ready
 	one := c.ready(ours, "one", c.auditFlags()...)
 	one.agreed(time.Minute, 2)
 	if _, hooks, err := one.Get(t.Context(), "/readyz?verbose"); err != nil || strings.Contains(hooks, "lease-garbage-collector") {
@@ -148,7 +148,7 @@ func (s *apiserver) leads(timeout time.Duration, lock string) {
 func TestLastWriteOfStock(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
-	s := c.ready(ours, "one", "--migration-settle=15s")
+	s := c.ready(ours, "one", "--migration-settle=30s")
 	const n = 5
 	s.createWidgets(n)
 	s.migrated(3 * time.Minute)
