@@ -54,8 +54,7 @@ ask for discovery (` + "`system:discovery`" + `).
 
 ` + controllers + `
 ` + "`TestOneServer/DeployedPermissions`" + ` (e2e/stock) runs the controllers with a token of this
-ServiceAccount. Nothing that they ask for is refused, and every rule is used except the one for StorageVersions (only with
-Concord's API servers).
+ServiceAccount. Nothing that they ask for is refused, and every rule is used.
 
 ## What people need to look
 

@@ -141,7 +141,17 @@ func TestSetCondition(t *testing.T) {
 	m := &StorageVersionMigration{}
 	first, second := metav1.NewTime(time.Unix(10, 0)), metav1.NewTime(time.Unix(20, 0))
 	SetCondition(m, MigrationRunning, ReasonRewriting, "runs", first)
+	SetCondition(m, MigrationRunning, ReasonPaused, "rests", first)
+	if m.Status.Phase != PhasePaused {
+		t.Errorf("paused in mid-run its phase is %s", m.Status.Phase)
+	}
+	SetCondition(m, MigrationRunning, ReasonRewriting, "runs", first)
 	SetCondition(m, MigrationFailed, ReasonObjectsFailed, "fails", second)
+	for _, c := range m.Status.Conditions {
+		if c.Type == MigrationRunning && c.Message != "" {
+			t.Errorf("after its end it still says %q", c.Message)
+		}
+	}
 	if True(m, MigrationRunning) != nil || True(m, MigrationFailed) == nil || !Final(m) {
 		t.Fatalf("conditions %+v", m.Status.Conditions)
 	}
