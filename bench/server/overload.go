@@ -61,7 +61,7 @@ func (b *bench) overload(ctx context.Context, s *side, round int) error {
 		if err := s.emptied(ctx, flood.environment, flood.flags...); err != nil {
 			return err
 		}
-		if _, err := s.admin.Do(ctx, "PATCH", ordinary, "application/merge-patch+json", []byte(flood.level)); err != nil {
+		if err := s.limit(ctx, flood.level); err != nil {
 			return err
 		}
 		if err := load.Pause(ctx, b.settle); err != nil {
@@ -71,10 +71,16 @@ func (b *bench) overload(ctx context.Context, s *side, round int) error {
 			return err
 		}
 	}
-	if _, err := s.admin.Do(ctx, "PATCH", ordinary, "application/merge-patch+json", []byte(unbound)); err != nil {
+	if err := s.limit(ctx, unbound); err != nil {
 		return err
 	}
 	return s.emptied(ctx, nil)
+}
+
+// limit changes the priority level of ordinary users.
+func (s *side) limit(ctx context.Context, patch string) error {
+	_, err := s.admin.Do(ctx, "PATCH", ordinary, "application/merge-patch+json", []byte(patch))
+	return err
 }
 
 // emptied starts the server anew without the ConfigMaps that it had: with those of a flood in its watch cache

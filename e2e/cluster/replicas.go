@@ -74,10 +74,8 @@ func (c *Cluster) Leader(but ...*Etcd) (leader int) {
 			if e.Ended() || slices.Contains(but, e) {
 				continue
 			}
-			asking, cancel := context.WithTimeout(ctx, leaderTimeout)
-			status, err := e.Raw.Status(asking, e.Endpoint)
-			cancel()
-			if err == nil && status.Leader == status.Header.MemberId {
+			leads, err := leading(ctx, e.Raw, e.Endpoint)
+			if leads {
 				leader = i
 				return nil
 			}
@@ -86,6 +84,14 @@ func (c *Cluster) Leader(but ...*Etcd) (leader int) {
 		return fmt.Errorf("no member is it: %w", errors.Join(errs...))
 	})
 	return leader
+}
+
+// leading asks a member of etcd whether it leads the others.
+func leading(ctx context.Context, raw *clientv3.Client, endpoint string) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, leaderTimeout)
+	defer cancel()
+	status, err := raw.Status(ctx, endpoint)
+	return err == nil && status.Leader == status.Header.MemberId, err
 }
 
 // MoveLeader makes the leader hand over to another member.
@@ -159,13 +165,11 @@ func (e *ReplicatedEtcd) KillLeader() {
 	e.t.Helper()
 	Eventually(e.t, etcdStartTimeout, "etcd has a leader", func(ctx context.Context) error {
 		for client, member := range e.members {
-			asked, cancel := context.WithTimeout(ctx, leaderTimeout)
-			status, err := e.Raw.Status(asked, client)
-			cancel()
+			leads, err := leading(ctx, e.Raw, client)
 			if err != nil {
 				return err
 			}
-			if status.Leader == status.Header.MemberId {
+			if leads {
 				member.Kill()
 				return nil
 			}
