@@ -189,8 +189,10 @@ func refused(t *testing.T, args []string, parts ...string) {
 		t.Fatalf("concord %s still runs after %v", strings.Join(args, " "), refusalTimeout)
 	}
 	lines := strings.Split(strings.TrimSpace(result.Stderr), "\n")
-	// The program may have logged that it waits for etcd.
-	lines = slices.DeleteFunc(lines, func(line string) bool { return strings.Contains(line, `] "Waiting for etcd" `) })
+	// The program may have logged its version, and that it waits for etcd.
+	lines = slices.DeleteFunc(lines, func(line string) bool {
+		return strings.Contains(line, `] "Starting" `) || strings.Contains(line, `] "Waiting for etcd" `)
+	})
 	if result.Code != 1 || len(lines) != 1 || !strings.HasPrefix(lines[0], "concord: ") {
 		t.Errorf("concord %s ends with code %d and %d lines, want code 1 and one line:\n%s", strings.Join(args, " "), result.Code, len(lines), result.Stderr)
 	}
