@@ -105,6 +105,9 @@ func TestRefusedFlags(t *testing.T) {
 		{"--encryption-provider-config-automatic-reload", "needs --encryption-provider-config"},
 		{"--encryption-provider-config-reload-interval=0s", "must be above 0"},
 		{"--data-dir=", "--data-dir must not be empty"},
+		{"--runtime-config=v1/secrets=false", "--runtime-config: v1/secrets cannot be switched off"},
+		{"--runtime-config=rbac.authorization.k8s.io/v1=false", "--runtime-config: rbac.authorization.k8s.io/v1/roles cannot be switched off"},
+		{"--runtime-config=admissionregistration.k8s.io/v1/validatingadmissionpolicies=false", "validatingadmissionpolicies cannot be switched off"},
 		{"--runtime-config=v1/services=false", "--runtime-config: v1/services cannot be switched off"},
 		{"--runtime-config=discovery.k8s.io/v1=false", "--runtime-config: discovery.k8s.io/v1/endpointslices cannot be switched off, the server itself needs it: remove that setting, or add discovery.k8s.io/v1=true"},
 	} {

@@ -8,8 +8,10 @@ import (
 	"strconv"
 	"strings"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/compat"
@@ -110,7 +112,27 @@ func (o *Options) Plan() (*compat.Plan, error) {
 		Serves:            planning.Generic(),
 		RuntimeConfig:     o.ControlPlane.APIEnablement.RuntimeConfig,
 		ForwardCompatible: o.ControlPlane.GenericServerRunOptions.EmulationForwardCompatible,
-		// By these it finds webhooks and aggregated APIs. Without them it would never be ready, as its informers are not.
-		Needs: []schema.GroupVersionResource{corev1.SchemeGroupVersion.WithResource("services"), discoveryv1.SchemeGroupVersion.WithResource("endpointslices")},
+		Needs:             watched(),
 	})
+}
+
+// watched returns the resources that the server's own clients watch for authentication, authorization, admission, and to find
+// webhooks and aggregated APIs. Where one is not served, these never know all there is, and the server is never ready.
+func watched() []schema.GroupVersionResource {
+	var all []schema.GroupVersionResource
+	for _, of := range []struct {
+		gv        schema.GroupVersion
+		resources []string
+	}{
+		{corev1.SchemeGroupVersion, []string{"secrets", "serviceaccounts", "resourcequotas", "services"}},
+		{discoveryv1.SchemeGroupVersion, []string{"endpointslices"}},
+		{rbacv1.SchemeGroupVersion, []string{"roles", "rolebindings", "clusterroles", "clusterrolebindings"}},
+		{admissionv1.SchemeGroupVersion, []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations",
+			"validatingadmissionpolicies", "validatingadmissionpolicybindings"}},
+	} {
+		for _, resource := range of.resources {
+			all = append(all, of.gv.WithResource(resource))
+		}
+	}
+	return all
 }
