@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -106,7 +107,8 @@ func (s *apiserver) applied(mapper meta.RESTMapper, object *unstructured.Unstruc
 }
 
 // TestDeploy applies the manifests of concord controllers to Kubernetes' own kube-apiserver, first as
-// a dry run. Package deploy tests that Helm's chart and kustomize's bases render them.
+// a dry run, and creates a Pod of each Deployment's template as one. Package deploy tests that Helm's
+// chart and kustomize's bases render them.
 func TestDeploy(t *testing.T) {
 	t.Parallel()
 	s := newControl(t).ready(stock, "one")
@@ -128,6 +130,32 @@ func TestDeploy(t *testing.T) {
 		if again.GetGeneration() != first.GetGeneration() {
 			t.Errorf("%s %s: applied once more it is of generation %d, was %d", object.GetKind(), object.GetName(), again.GetGeneration(), first.GetGeneration())
 		}
+	}
+	for _, path := range []string{withGuards, chartWithAllValues} {
+		s.podIsRestricted(path)
+	}
+}
+
+// podIsRestricted creates, as a dry run, a Pod of the Deployment's template in a file. The Pod Security
+// level of its namespace, restricted, has the server refuse Pods; for a Deployment it only warns.
+func (s *apiserver) podIsRestricted(path string) {
+	s.t.Helper()
+	all := manifests(s.t, path)
+	i := slices.IndexFunc(all, func(object *unstructured.Unstructured) bool { return object.GetKind() == "Deployment" })
+	var deployment appsv1.Deployment
+	must(s.t, runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(all[i].Object, &deployment, true))
+	pod := &corev1.Pod{ObjectMeta: deployment.Spec.Template.ObjectMeta, Spec: deployment.Spec.Template.Spec}
+	pod.GenerateName = deployment.Name + "-"
+	create := func() error {
+		_, err := s.Kube().CoreV1().Pods(deployment.Namespace).Create(s.t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	if err := create(); err != nil {
+		s.t.Errorf("%s: a Pod: %v", path, err)
+	}
+	pod.Spec.SecurityContext.RunAsNonRoot = nil
+	if err := create(); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `violates PodSecurity "restricted`) {
+		s.t.Errorf("%s: a Pod that may run as root: %v", path, err)
 	}
 }
 
