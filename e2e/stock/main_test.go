@@ -29,6 +29,7 @@ func TestOneServer(t *testing.T) {
 	config.Address, config.Mirror, config.Settings.PruneAfter = cluster.FreeAddress(t), stock.MirrorAlways, 0
 	a.ControllersAs("controllers", a.DeployedToken(), config)
 	t.Run("DeployedPermissions", func(t *testing.T) { testDeployedPermissions(t, a.For(t), installed, log, config.Address) })
+	t.Run("States", func(t *testing.T) { testStates(t, a.For(t)) })
 	t.Run("Failures", func(t *testing.T) {
 		t.Run("Unproven", func(t *testing.T) { t.Parallel(); testUnproven(t, a.For(t)) })
 		t.Run("BadObject", func(t *testing.T) { t.Parallel(); testBadObject(t, a.For(t)) })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +12,9 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/discovery"
 	"k8s.io/utils/ptr"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -74,6 +77,44 @@ func testFlip(t *testing.T, a, b *beside.APIServer, running map[string]*cluster.
 			t.Logf("memory of the controllers that are left (%s): %d kB", name, memory>>10)
 		}
 	}
+}
+
+// testStates: every resource that discovery shows as stored has a StorageState, agreed on the version that discovery
+// shows, and nothing else has one.
+func testStates(t *testing.T, a *beside.APIServer) {
+	client := discovery.NewDiscoveryClient(a.Kube().Discovery().RESTClient())
+	client.UseLegacyDiscovery = true // the aggregated form has no hashes
+	beside.Eventually(t, beside.Patience, "the StorageStates are those of discovery", func(ctx context.Context) error {
+		_, lists, err := client.ServerGroupsAndResourcesWithContext(ctx)
+		if err != nil {
+			return err
+		}
+		hashes := map[string]string{} // by name
+		for _, list := range lists {
+			gv, err := schema.ParseGroupVersion(list.GroupVersion)
+			must(t, err)
+			for _, r := range list.APIResources {
+				if r.StorageVersionHash != "" && gv.Group != "events.k8s.io" { // its events are the core group's
+					hashes[migrationv1alpha1.StateName(gv.WithResource(r.Name).GroupResource())] = r.StorageVersionHash
+				}
+			}
+		}
+		states := &migrationv1alpha1.StorageStateList{}
+		if err := a.Objects().List(ctx, states); err != nil {
+			return err
+		}
+		shown := len(hashes)
+		for _, state := range states.Items {
+			if hash := state.Status.CurrentStorageVersionHash; hashes[state.Name] != hash {
+				err = errors.Join(err, fmt.Errorf("%s: discovery has the hash %q, the StorageState %q: %s", state.Name, hashes[state.Name], hash, state.Status.Message))
+			}
+			delete(hashes, state.Name)
+		}
+		if len(hashes) > 0 || shown < 50 {
+			err = errors.Join(err, fmt.Errorf("of %d resources these have no StorageState: %v", shown, slices.Sorted(maps.Keys(hashes))))
+		}
+		return err
+	})
 }
 
 // apply writes a widget by server-side apply.
