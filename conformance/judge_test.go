@@ -107,12 +107,13 @@ func TestReport(t *testing.T) {
 // TestItself lists specs that skip themselves by what they say, and where.
 func TestItself(t *testing.T) {
 	gce, nodes := outcome{ran: true, skippedItself: "only for gce"}, outcome{ran: true, skippedItself: "no nodes"}
-	v := judge([]string{"A", "B", "C", "D"}, &skipList{}, map[string]outcomes{
-		stock: {"A": gce, "B": nodes, "C": gce, "D": {ran: true, passed: true}},
-		alone: {"A": gce, "B": gce, "C": gce, "D": {ran: true, passed: true}},
+	begins := strings.Repeat("x", reasonLength)
+	v := judge([]string{"A", "B", "C", "D", "E"}, &skipList{}, map[string]outcomes{
+		stock: {"A": gce, "B": nodes, "C": gce, "D": {ran: true, passed: true}, "E": {ran: true, skippedItself: begins + "1"}},
+		alone: {"A": gce, "B": gce, "C": gce, "D": {ran: true, passed: true}, "E": {ran: true, skippedItself: begins + "2"}},
 	})
 	_, got, _ := strings.Cut(v.itself(), "\n")
-	if want := "\n== server: only for gce\nB\n\n== stock, server: only for gce\nA\nC\n\n== stock: no nodes\nB\n"; got != want {
+	if want := "\n== server: only for gce\nB\n\n== stock, server: only for gce\nA\nC\n\n== stock, server: " + begins + "\nE\n\n== stock: no nodes\nB\n"; got != want {
 		t.Errorf("list %q, want %q", got, want)
 	}
 }
