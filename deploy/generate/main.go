@@ -39,7 +39,7 @@ type step func(root string) (map[string]string, error)
 // generate returns the text that each generated file has to hold.
 func generate(root string) (map[string]string, error) {
 	files := map[string]string{}
-	for _, s := range []step{definitions, chartTemplates, permissions, dashboard, chartMonitoring(files)} {
+	for _, s := range []step{definitions, chartTemplates, permissions, chartMonitoring} {
 		made, err := s(root)
 		if err != nil {
 			return nil, err
@@ -129,21 +129,23 @@ func chartTemplates(root string) (map[string]string, error) {
 
 // chartMonitoring puts the alerts and the dashboard of monitoring into the chart. The alerts' own
 // templates are not Helm's, so that they and the dashboard are files that one template takes in.
-func chartMonitoring(files map[string]string) step {
-	return func(root string) (map[string]string, error) {
-		rules, err := os.ReadFile(filepath.Join(root, "deploy/monitoring/rules.yaml"))
-		if err != nil {
-			return nil, err
-		}
-		_, spec, found := strings.Cut(string(rules), "\nspec:\n")
-		if !found {
-			return nil, errors.New("deploy/monitoring/rules.yaml has no spec")
-		}
-		return map[string]string{
-			"deploy/chart/files/rules.yaml":     fmt.Sprintf(header, "deploy/monitoring/rules.yaml") + spec,
-			"deploy/chart/files/dashboard.json": files["deploy/monitoring/dashboard.json"],
-		}, nil
+func chartMonitoring(root string) (map[string]string, error) {
+	rules, err := os.ReadFile(filepath.Join(root, "deploy/monitoring/rules.yaml"))
+	if err != nil {
+		return nil, err
 	}
+	dashboard, err := os.ReadFile(filepath.Join(root, "deploy/monitoring/dashboard.json"))
+	if err != nil {
+		return nil, err
+	}
+	_, spec, found := strings.Cut(string(rules), "\nspec:\n")
+	if !found {
+		return nil, errors.New("deploy/monitoring/rules.yaml has no spec")
+	}
+	return map[string]string{
+		"deploy/chart/files/rules.yaml":     fmt.Sprintf(header, "deploy/monitoring/rules.yaml") + spec,
+		"deploy/chart/files/dashboard.json": string(dashboard),
+	}, nil
 }
 
 // install renders the manifests that are installed without kustomize and Helm.
