@@ -387,34 +387,6 @@ func TestRecreate(t *testing.T) {
 	}
 }
 
-// TestDiscovered: for a resource without a StorageVersion, the epoch counts the changes of its
-// storage version that were seen. It begins anew if a change may have been missed.
-func TestDiscovered(t *testing.T) {
-	early, late := now.Add(-time.Hour), now.Add(-9*time.Minute)
-	seen := func(of Ref, heartbeat time.Time) *State {
-		return &State{Of: of, Current: "batch/v1", Stored: []agree.Encoding{"batch/v1"}, Heartbeat: heartbeat}
-	}
-	begun := Discovered(nil, "batch/v1", now).Ref()
-	for _, test := range []struct {
-		why   string
-		state *State
-		shown agree.Encoding
-		want  Ref
-	}{
-		{"no state", nil, "batch/v1", begun},
-		{"looked at lately", seen(Ref{UID: "discovery-x", Epoch: 3}, late), "batch/v1", Ref{UID: "discovery-x", Epoch: 3}},
-		{"a change", seen(Ref{UID: "discovery-x", Epoch: 3}, late), "batch/v2", Ref{UID: "discovery-x", Epoch: 4}},
-		{"not looked at for long", seen(Ref{UID: "discovery-x", Epoch: 3}, early), "batch/v1", begun},
-		{"there were StorageVersions", seen(Ref{UID: "sv", Epoch: 3}, late), "batch/v1", begun},
-	} {
-		sv := Discovered(test.state, test.shown, now)
-		target, agreed := sv.Agreement()
-		if sv.Ref() != test.want || !agreed || target.Encoding != test.shown || sv.History.Validate() != nil {
-			t.Errorf("%s: %v, %v, %t; want %v", test.why, sv.Ref(), target, agreed, test.want)
-		}
-	}
-}
-
 // TestRemaining: a difference between two clocks makes a wait shorter or longer by one period at
 // most.
 func TestRemaining(t *testing.T) {

@@ -24,8 +24,6 @@ type Small struct {
 	Config  script.Config
 	Begin   []script.Event
 	Threads [][]script.Event
-	// search, if not nil, tries the schedules of a world that has other events.
-	search func(limit int) Exhausted
 }
 
 //go:embed *.txt
@@ -34,7 +32,7 @@ var smallFiles embed.FS
 // threadLine begins a thread in a small world's text.
 const threadLine = "thread"
 
-// All returns the small worlds by name, the one of the discovery document last.
+// All returns the small worlds by name.
 func All() ([]Small, error) {
 	files, err := smallFiles.ReadDir(".")
 	if err != nil {
@@ -52,7 +50,7 @@ func All() ([]Small, error) {
 		}
 		smalls = append(smalls, small)
 	}
-	return append(smalls, Small{Name: "discovery", Config: script.DefaultConfig(), search: exhaustDiscovery}), nil
+	return smalls, nil
 }
 
 // parseSmall reads a story in which lines that begin with "thread" begin threads.
@@ -153,9 +151,6 @@ type Exhausted struct {
 // Exhaust tries the schedules of a small world with at most preemptions preemptions, or
 // limit of them, until one violates an invariant.
 func (s Small) Exhaust(preemptions, limit int) Exhausted {
-	if s.search != nil {
-		return s.search(limit)
-	}
 	var result Exhausted
 	// path is the choice made at every step where there was more than one, and how many
 	// there were.

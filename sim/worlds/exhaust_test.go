@@ -25,9 +25,6 @@ func TestSmallWorldsBegin(t *testing.T) {
 		return w
 	}
 	for _, s := range smalls {
-		if s.search != nil {
-			continue
-		}
 		begin(s).Close()
 		for i, thread := range s.Threads {
 			w := begin(s)
