@@ -8,33 +8,28 @@ import (
 
 // Row is one published figure.
 type Row struct {
-	// Measure is the name of the measurement that the figure belongs to, Figure its own name.
-	Measure string `json:"measure"`
-	Figure  string `json:"figure"`
+	Figure string
 	// Unit of Value and of Beside.Value: "ms", "s", "objects/s", "MiB", or "" for a count.
-	Unit  string  `json:"unit,omitempty"`
-	Value float64 `json:"value"`
+	Unit  string
+	Value float64
 	// Beside is the figure that Value is compared with, for example that of stock
 	// kube-apiserver. Both were measured in turns.
-	Beside *Beside `json:"beside,omitempty"`
-	Target *Target `json:"target,omitempty"`
+	Beside *Beside
+	Target *Target
 	// Verdict is PASS or miss where there is a target.
-	Verdict Verdict `json:"verdict,omitempty"`
-	// Samples are the measurements that Value was made of, if they are few.
-	Samples []float64 `json:"samples,omitempty"`
-	Note    string    `json:"note,omitempty"`
+	Verdict Verdict
+	Note    string
 }
 
 // Beside is the other side of a comparison, with which Row.Value is compared.
 type Beside struct {
-	What  string  `json:"what"`
-	Value float64 `json:"value"`
+	What  string
+	Value float64
 	// Ratio is Row.Value divided by Value. With 95 % confidence it is within Low and High,
 	// where these are given.
-	Ratio   float64   `json:"ratio"`
-	Low     float64   `json:"low,omitempty"`
-	High    float64   `json:"high,omitempty"`
-	Samples []float64 `json:"samples,omitempty"`
+	Ratio float64
+	Low   float64
+	High  float64
 }
 
 // Verdict says whether a figure meets its target.
@@ -49,10 +44,10 @@ const (
 // Target bounds a figure's value or ratio.
 type Target struct {
 	// Ratio says whether the ratio is bounded, and not the value.
-	Ratio bool `json:"ratio"`
+	Ratio bool
 	// AtLeast says whether the bound is the lower one, and not the upper one.
-	AtLeast bool    `json:"atLeast"`
-	Bound   float64 `json:"bound"`
+	AtLeast bool
+	Bound   float64
 }
 
 // RatioAtMost is the target of a ratio that must not be larger.
@@ -83,18 +78,7 @@ func (r Row) Within(low, high float64, known bool) Row {
 	return r
 }
 
-// Keep adds the samples of both sides. It follows Compare.
-func (r Row) Keep(samples, beside []float64) Row {
-	r.Samples = samples
-	if r.Beside != nil {
-		side := *r.Beside
-		side.Samples = beside
-		r.Beside = &side
-	}
-	return r
-}
-
-// finite makes a figure valid for JSON: a division by zero becomes 0.
+// finite makes a ratio valid for JSON: a division by zero becomes 0.
 func finite(x float64) float64 {
 	if math.IsNaN(x) || math.IsInf(x, 0) {
 		return 0

@@ -75,7 +75,7 @@ func (b *bench) compared(figure, unit string, target *figures.Target, of func([]
 	if len(own) == 0 || len(other) == 0 { // its part was not chosen
 		return ""
 	}
-	row := figures.Row{Measure: "server", Figure: figure, Unit: unit, Value: of(own)}.Compare("stock", of(other)).Keep(own, other)
+	row := figures.Row{Figure: figure, Unit: unit, Value: of(own)}.Compare("stock", of(other))
 	return judged(row, target)
 }
 
@@ -88,7 +88,7 @@ func (b *bench) quantiles(figure string, target *figures.Target) string {
 	var text string
 	for _, q := range []float64{0.5, 0.99} {
 		quantile := func(times []float64) float64 { return figures.Quantile(times, q) }
-		row := figures.Row{Measure: "server", Figure: fmt.Sprintf("%s, p%g", figure, 100*q), Unit: "ms", Value: quantile(own)}.
+		row := figures.Row{Figure: fmt.Sprintf("%s, p%g", figure, 100*q), Unit: "ms", Value: quantile(own)}.
 			Compare("stock", quantile(other)).Within(figures.RatioInterval(own, other, quantile))
 		text += judged(row, target)
 	}
@@ -102,7 +102,7 @@ func (b *bench) slowdown(role, figure string, target *figures.Target) string {
 	if len(beside) == 0 {
 		return ""
 	}
-	row := figures.Row{Measure: "server", Figure: role + ": " + figure + ", p99", Unit: "ms", Value: quantile(beside)}.
+	row := figures.Row{Figure: role + ": " + figure + ", p99", Unit: "ms", Value: quantile(beside)}.
 		Compare("idle", quantile(alone)).Within(figures.RatioInterval(beside, alone, quantile))
 	return judged(row, target)
 }
