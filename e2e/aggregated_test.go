@@ -146,10 +146,8 @@ func (x *extension) waitAvailable(status apiregistrationv1.ConditionStatus, reas
 func (x *extension) report(version string) *member.Member {
 	x.t.Helper()
 	client := x.main.Objects()
-	collector, err := collect.New(collect.Config{Client: client})
-	must(x.t, err)
 	m, err := member.New(member.Config{
-		Client: client, Bury: collector.Bury,
+		Client: client, Bury: collect.New(collect.Config{Client: client}).Bury,
 		Versions:      member.Versions{Binary: "1.37", Emulation: "1.37", MinCompatibility: "1.36"},
 		LeaseDuration: cluster.LeaseDuration, RenewInterval: cluster.RenewInterval,
 	})

@@ -269,13 +269,13 @@ func (j *Join) newHosting() error {
 	if err != nil {
 		return fmt.Errorf("the host cluster: %w", err)
 	}
-	j.hosting, err = hosting.New(hosting.Config{
+	j.hosting = hosting.New(hosting.Config{
 		Objects: clients.objects, Serves: hosting.Discovery(clients.kube.Discovery().RESTClient()), Versions: j.config.versions(),
 		RenewInterval: j.config.IdentityLeaseRenewInterval, Logger: klog.Background(),
 	})
 	j.local = local.New()
 	j.config.Loopback = j.local.Config()
-	return err
+	return nil
 }
 
 func (j *Join) newDefinitions() error {

@@ -55,15 +55,9 @@ func (j *Join) newReporting() error {
 		if err != nil {
 			return err
 		}
-		if r.collect, err = collect.New(collect.Config{Client: collector.objects, Logger: klog.Background().WithName("collect")}); err != nil {
-			return err
-		}
+		r.collect = collect.New(collect.Config{Client: collector.objects, Logger: klog.Background().WithName("collect")})
 		// A server that stops takes no writes any more but its own, so it buries itself as itself.
-		own, err := collect.New(collect.Config{Client: j.clients.objects, Logger: klog.Background().WithName("collect")})
-		if err != nil {
-			return err
-		}
-		config.Bury = own.Bury
+		config.Bury = collect.New(collect.Config{Client: j.clients.objects, Logger: klog.Background().WithName("collect")}).Bury
 		config.CustomResourcesKnown = func() bool { return j.crds.known() }
 		config.Rebuild = func(ctx context.Context, crd string, gr schema.GroupResource, served string) {
 			j.crds.rebuild(ctx, crd, gr, served)

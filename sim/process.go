@@ -88,9 +88,7 @@ func (w *World) start(slot int, r object.Release, silent, stock bool) {
 		p.cursors[i] = -1
 	}
 	client := apiClient{p: p}
-	var err error
-	p.collect, err = collect.New(collect.Config{Client: client, Interval: invariant.CollectInterval, Workers: 1, Clock: &p.clock})
-	w.must(err)
+	p.collect = collect.New(collect.Config{Client: client, Interval: invariant.CollectInterval, Workers: 1, Clock: &p.clock})
 	config := member.Config{
 		Client:               client,
 		Bury:                 p.collect.Bury,
@@ -107,6 +105,7 @@ func (w *World) start(slot int, r object.Release, silent, stock bool) {
 	if silent {
 		config.Erase = p.erase
 	}
+	var err error
 	p.member, err = member.New(config)
 	w.must(err)
 	p.load(w.seals[slot])
@@ -114,7 +113,7 @@ func (w *World) start(slot int, r object.Release, silent, stock bool) {
 		w.must(p.member.SetBuiltins(p.builtins()))
 	}
 	if w.host != nil {
-		w.must(p.newReplica())
+		p.newReplica()
 	}
 	triggers := trigger.Config{
 		Client: client, Kinds: p, Instance: p.String(), Clock: &p.clock, Workers: 1,

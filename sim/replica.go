@@ -47,15 +47,14 @@ const (
 )
 
 // newReplica makes a process's part in the host.
-func (p *Process) newReplica() (err error) {
+func (p *Process) newReplica() {
 	p.replica = &replica{}
-	p.replica.host, err = hosting.New(hosting.Config{
+	p.replica.host = hosting.New(hosting.Config{
 		Objects: apiClient{p: p, to: p.w.host}, Serves: p.asks, Drive: p.report, Clock: &p.clock, Random: p.random, Workers: 1,
 		Versions: member.Versions{Binary: p.Release.Emulates, Emulation: p.Release.Emulates, MinCompatibility: p.Release.Emulates},
 	})
 	p.replica.host.Follow(p.member, apiClient{p: p})
 	p.replica.host.Reports = p.builtins()
-	return err
 }
 
 // asks is the question whether the host serves StorageVersions, which it does.

@@ -58,20 +58,6 @@ type Config struct {
 	Logger logr.Logger
 }
 
-// Validate names the first field with which New cannot work. Zero values that have a
-// default are valid.
-func (c Config) Validate() error {
-	switch {
-	case c.Client == nil:
-		return errors.New("collect: Config.Client is missing")
-	case c.Interval < 0:
-		return fmt.Errorf("collect: Config.Interval is negative: %s", c.Interval)
-	case c.Workers < 0:
-		return fmt.Errorf("collect: Config.Workers is negative: %d", c.Workers)
-	}
-	return nil
-}
-
 // Collector observes and collects. Bury may be called concurrently with everything else;
 // the other methods belong to one goroutine.
 type Collector struct {
@@ -91,16 +77,13 @@ type Collector struct {
 }
 
 // New returns a Collector that has observed nothing.
-func New(cfg Config) (*Collector, error) {
-	if err := cfg.Validate(); err != nil {
-		return nil, err
-	}
+func New(cfg Config) *Collector {
 	cfg.Interval = cmp.Or(cfg.Interval, DefaultInterval)
 	cfg.Workers = cmp.Or(cfg.Workers, DefaultWorkers)
 	if cfg.Clock == nil {
 		cfg.Clock = clock.RealClock{}
 	}
-	return &Collector{cfg: cfg}, nil
+	return &Collector{cfg: cfg}
 }
 
 // Step observes the Leases once and, for a leader, collects. If the Leases cannot be

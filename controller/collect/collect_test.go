@@ -443,12 +443,3 @@ func TestRun(t *testing.T) {
 		return w.servers("core.configmaps") == "none" && w.servers("core.secrets") == "none"
 	})
 }
-
-func TestValidate(t *testing.T) {
-	api := newWorld(t).client
-	for _, cfg := range []Config{{}, {Client: api, Interval: -1}, {Client: api, Workers: -1}} {
-		if _, err := New(cfg); err == nil {
-			t.Errorf("%+v was accepted", cfg)
-		}
-	}
-}

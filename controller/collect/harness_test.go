@@ -46,9 +46,7 @@ func newWorld(t *testing.T, edit ...func(*Config)) *world {
 	for _, e := range edit {
 		e(&cfg)
 	}
-	c, err := New(cfg)
-	must(t, err)
-	w.c = c
+	w.c = New(cfg)
 	return w
 }
 

@@ -122,7 +122,7 @@ var (
 )
 
 // New makes a server's part in its host.
-func New(config Config) (*Host, error) {
+func New(config Config) *Host {
 	h := &Host{Config: config, Look: hostLook}
 	h.stopped, h.stop = context.WithCancel(context.Background())
 	if h.Clock == nil {
@@ -133,9 +133,8 @@ func New(config Config) (*Host, error) {
 			h.members.Go(func() { workers.Loop(ctx, "host-member", m.Run) })
 		}
 	}
-	var err error
-	h.collect, err = collect.New(collect.Config{Client: h.Objects, Workers: h.Workers, Clock: h.Clock, Logger: h.Logger.WithName("host")})
-	return h, err
+	h.collect = collect.New(collect.Config{Client: h.Objects, Workers: h.Workers, Clock: h.Clock, Logger: h.Logger.WithName("host")})
+	return h
 }
 
 // Follow names the member in the own etcd, and a client that reads and writes there. It is called before all
