@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 
 	"k8s.io/api/apiserverinternal/v1alpha1"
@@ -28,14 +27,6 @@ var kinds = map[string]func(c *Change, name string) error{
 	"apiextensions.k8s.io/customresourcedefinitions/":          (*Change).learnCRD,
 	migrationv1alpha1.GroupName + "/storagestates/":            (*Change).learnState,
 	migrationv1alpha1.GroupName + "/storageversionmigrations/": (*Change).learnMigration,
-}
-
-// unowned are the folders of values that kube-apiserver writes outside of every resource's storage. They have only
-// one version (ARCHITECTURE.md).
-var unowned = []string{"ranges/", "masterleases/", "peerserverleases/"}
-
-func isUnowned(path string) bool {
-	return slices.ContainsFunc(unowned, func(folder string) bool { return strings.HasPrefix(path, folder) })
 }
 
 // locate finds the resource in a key: keys of custom resources, CRDs and APIServices contain the group, for the

@@ -148,7 +148,7 @@ var ErrNoObject = errors.New("no object")
 func (l *Ledger) Read(e Event) (*Change, error) {
 	l.Revision = max(l.Revision, e.Revision)
 	path, ok := strings.CutPrefix(e.Key, l.prefix)
-	if !ok || isUnowned(path) {
+	if !ok || migratestore.Unowned(path) {
 		return nil, nil
 	}
 	c := &Change{Event: e, Was: l.objects[e.Key], apply: func(*Ledger) {}}
