@@ -13,6 +13,9 @@ import (
 const (
 	v1      Encoding = "apps/v1"
 	v1beta1 Encoding = "apps/v1beta1"
+	// v1, encrypted with one key and with another.
+	sealedA Encoding = "apps/v1+aescbc:v1:a:1"
+	sealedB Encoding = "apps/v1+aescbc:v1:b:2"
 )
 
 func silence(id ServerID) Report { return Participants{}.silence(id) }
@@ -28,7 +31,7 @@ func off(ids ...ServerID) map[ServerID]Silence {
 }
 
 func report(server ServerID, e Encoding) Report {
-	return Report{Server: server, Encoding: e, Decodable: []string{string(v1beta1), string(v1)}, Served: []string{string(e)}}
+	return Report{Server: server, Encoding: e, Decodable: []string{string(v1beta1), string(v1)}, Served: []string{string(e.Plain())}}
 }
 
 func TestValidate(t *testing.T) {
@@ -37,7 +40,7 @@ func TestValidate(t *testing.T) {
 		reports []Report
 		want    string
 	}{
-		{name: "valid", reports: []Report{report("a", v1), report("b", v1beta1)}},
+		{name: "valid", reports: []Report{report("a", v1), report("b", v1beta1), report("c", sealedA)}},
 		{
 			name:    "The encodingVersion must be included in the decodableVersions.",
 			reports: []Report{{Server: "a", Encoding: v1, Decodable: []string{string(v1beta1)}}},
@@ -133,6 +136,7 @@ func TestCommon(t *testing.T) {
 	}{
 		{name: "If so, sets the version as the status.commonEncodingVersion.", reports: []Report{report("a", v1), report("b", v1)}, want: v1, agreed: true},
 		{name: "If not, sets the status.commonEncodingVersion to empty.", reports: []Report{report("a", v1), report("b", v1beta1)}},
+		{name: "one version, encrypted with two keys", reports: []Report{report("a", sealedA), report("b", sealedB)}},
 		{name: "nobody reports"},
 		{name: "one that does not report agrees with nobody", reports: []Report{report("a", v1), silence("x")}},
 		{name: "and not with its like", reports: []Report{silence("x"), silence("y")}},
@@ -174,7 +178,7 @@ func TestSettleAndWithout(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
-	reports := []Report{report("a", v1), report("b", v1beta1)}
+	reports := []Report{report("a", v1), report("b", v1beta1), report("sealing", sealedA)}
 	for _, tc := range []struct {
 		self ServerID
 		enc  Encoding
@@ -184,6 +188,8 @@ func TestJudge(t *testing.T) {
 		{"a", v1beta1, Superseded},
 		{"b", v1, Superseded},
 		{"c", v1, Lost},
+		{"sealing", sealedA, Proceed},
+		{"sealing", sealedB, Superseded}, // with a key that is not reported any more
 	} {
 		if got := Judge(reports, tc.self, tc.enc); got != tc.want {
 			t.Errorf("Judge(%s, %s) = %v, want %v", tc.self, tc.enc, got, tc.want)
@@ -207,6 +213,7 @@ func TestHistory(t *testing.T) {
 		{[]Report{report("a", v1beta1)}, 6, []Encoding{v1, v1beta1}},
 		{[]Report{report("a", v1beta1), silence("x")}, 7, []Encoding{Unknown, v1, v1beta1}}, // the epoch rises when a silent server comes
 		{[]Report{report("a", v1beta1)}, 8, []Encoding{Unknown, v1, v1beta1}},               // and when it goes
+		{[]Report{report("a", sealedA)}, 9, []Encoding{Unknown, v1, sealedA, v1beta1}},      // another key counts as another version
 	} {
 		before := h.String()
 		next := h.Next(step.reports)
@@ -221,7 +228,7 @@ func TestHistory(t *testing.T) {
 			t.Errorf("after %v: since epoch 1: %v, want %v", step.reports, got, step.since1)
 		}
 	}
-	if got, want := h.String(), "epoch 8 (Unknown@7 apps/v1@3 apps/v1beta1@8)"; got != want {
+	if got, want := h.String(), "epoch 9 (Unknown@7 apps/v1@3 apps/v1+aescbc:v1:a:1@9 apps/v1beta1@8)"; got != want {
 		t.Errorf("String: %q, want %q", got, want)
 	}
 }

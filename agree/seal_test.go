@@ -30,27 +30,6 @@ func TestSealed(t *testing.T) {
 	}
 }
 
-// TestKeysAreEncodings: servers that write one version with different keys do not agree, and a
-// write with a key that its server does not report any more is superseded.
-func TestKeysAreEncodings(t *testing.T) {
-	a, b := Encoding("v1").Sealed("aescbc:v1:a:1"), Encoding("v1").Sealed("aescbc:v1:b:2")
-	decodable := []string{"v1"}
-	reports := []Report{{Server: "s1", Encoding: a, Decodable: decodable}, {Server: "s2", Encoding: b, Decodable: decodable}}
-	if err := Validate(reports); err != nil {
-		t.Error(err)
-	}
-	if common, agreed := Common(reports); agreed {
-		t.Errorf("agreement on %s", common)
-	}
-	if v := Judge(reports, "s1", b); v != Superseded {
-		t.Errorf("a write with a key that is not reported: %s", v)
-	}
-	h := History{}.Next(reports[:1]).Next(reports).Next([]Report{{Server: "s1", Encoding: b}, reports[1]})
-	if h.Epoch != 3 || h.Last[a] != 2 || h.Last[b] != 3 {
-		t.Errorf("got %s", h)
-	}
-}
-
 // TestUnknownKey: servers that do not know yet which key they encrypt with do not agree, although
 // their reports are equal.
 func TestUnknownKey(t *testing.T) {
