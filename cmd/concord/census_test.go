@@ -181,27 +181,6 @@ func copyTree(t *testing.T, from, to string) {
 	requireNoError(t, os.CopyFS(to, os.DirFS(from)))
 }
 
-func TestCensusTable(t *testing.T) {
-	dataDir, etcd, _ := startData(t)
-	defer func() { _ = etcd.Close() }()
-	out, err := runCensus(t.Context(), "--data-dir", dataDir)
-	requireNoError(t, err)
-	for _, want := range []string{
-		"secrets\n          1 objects ", " bytes  encrypted:aescbc:v1:key1\n         12 objects            24 bytes  unknown\n",
-		"widgets.example.com\n       3000 objects ",
-		"\nvalues that cannot be read: 12\n  \"/registry/secrets/default/bad-00\"\n",
-		"  and 2 more, named by -o json\n",
-		"\nrevision ",
-	} {
-		if !strings.Contains(out, want) {
-			t.Errorf("%q is missing in\n%s", want, out)
-		}
-	}
-	if strings.Contains(out, "bad-10") {
-		t.Errorf("more than ten keys are named in\n%s", out)
-	}
-}
-
 func TestCensusOverTLS(t *testing.T) {
 	cfg := etcdtest.Config(t.TempDir(), url.URL{Scheme: "https", Host: "127.0.0.1:0"})
 	cfg.ClientAutoTLS = true
