@@ -57,7 +57,7 @@ func (r *release) check() error {
 	if err := r.checkSums(); err != nil {
 		return err
 	}
-	return errors.Join(r.checkNames(), r.checkBills(), r.checkProvenance(), r.checkKrew(), r.checkChart(), r.checkImages(), r.checkPrograms())
+	return errors.Join(r.checkNames(), r.checkProvenance(), r.checkKrew(), r.checkChart(), r.checkImages(), r.checkPrograms())
 }
 
 // read returns one of the release's files.
@@ -126,27 +126,6 @@ func (r *release) checkNames() error {
 		}
 	}
 	return err
-}
-
-// checkBills looks for Kubernetes' modules in the bills of materials.
-func (r *release) checkBills() error {
-	for _, platform := range r.platforms {
-		for _, program := range programs {
-			name := r.built(program, platform, ".cdx.json")
-			content, err := r.read(name)
-			if err != nil {
-				return err
-			}
-			var bill struct{ Components []struct{ Name string } }
-			if err := json.Unmarshal(content, &bill); err != nil {
-				return fmt.Errorf("%s: %w", name, err)
-			}
-			if !slices.Contains(bill.Components, struct{ Name string }{"k8s.io/client-go"}) {
-				return fmt.Errorf("%s names %d components, and not k8s.io/client-go", name, len(bill.Components))
-			}
-		}
-	}
-	return nil
 }
 
 // checkProvenance compares it with the checksums.
