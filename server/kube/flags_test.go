@@ -30,7 +30,6 @@ func TestRefused(t *testing.T) {
 	for flag, want := range map[string]string{
 		"--feature-gates=CBORServingAndStorage=true":              "CBORServingAndStorage",
 		"--feature_gates=CBORServingAndStorage=true":              "CBORServingAndStorage",
-		"--feature-gates=kube:StorageVersionAPI=true":             "StorageVersionAPI",
 		"--etcd-servers-overrides=/configmaps#http://127.0.0.1:1": "--etcd-servers-overrides is not supported",
 		"--emulation-version=1.38":                                "1.38",
 		"--identity-lease-duration=1500ms":                        "--identity-lease-duration 1.5s is not allowed",
