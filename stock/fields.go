@@ -42,7 +42,8 @@ const (
 	fieldsPeriod = 10 * time.Second
 	// fieldsTries is how often an object is read again that others write.
 	fieldsTries = 5
-	// fieldsNamed bounds how many objects that cannot be written are named.
+	// fieldsNamed bounds how many objects that cannot be written are named in an Event, whose message has 1,024 bytes. The log
+	// names all.
 	fieldsNamed = 5
 )
 
@@ -231,6 +232,7 @@ func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, 
 					case ctx.Err() != nil:
 						return ctx.Err()
 					case err != nil:
+						f.logger.Info("managedFields of an object cannot be cleaned", "resource", resource.GroupResource().String(), "namespace", m.Namespace, "name", m.Name, "reason", err.Error())
 						through.fail(cache.MetaObjectToName(m), err)
 					case changed:
 						through.cleaned++

@@ -6,14 +6,17 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -86,7 +89,7 @@ func (w *fieldsWorld) done() bool {
 }
 
 // TestFieldsOfBadObjects: objects that cannot be written are told in an Event and do not keep others from
-// being cleaned. They are tried again after longer and longer pauses, without any request in between.
+// being cleaned. The log names each of them. They are tried again after longer and longer pauses, without any request in between.
 func TestFieldsOfBadObjects(t *testing.T) {
 	const objects, bad = 20, 7
 	w := newFieldsWorld(t, objects)
@@ -96,9 +99,22 @@ func TestFieldsOfBadObjects(t *testing.T) {
 		}
 		return nil
 	}
+	var mu sync.Mutex
+	var log []string
+	w.fields.logger = funcr.New(func(_, args string) {
+		mu.Lock()
+		defer mu.Unlock()
+		log = append(log, args)
+	}, funcr.Options{})
 	w.fields.look(t.Context())
 	if old := w.old(); len(old) != bad || old[bad-1] != bad-1 {
 		t.Errorf("entries are left in %v", old)
+	}
+	for i := range objects {
+		named := slices.DeleteFunc(slices.Clone(log), func(line string) bool { return !strings.Contains(line, fmt.Sprintf(`"name"=%q`, widgetName(i))) })
+		if i < bad && (len(named) != 1 || !strings.Contains(named[0], "the policy says no")) || i >= bad && len(named) > 0 {
+			t.Errorf("of %s it is logged: %q", widgetName(i), named)
+		}
 	}
 	notes := w.events()
 	if len(notes) != 1 || !strings.Contains(notes[0], "7 objects cannot be written: default/w00000 (") || !strings.Contains(notes[0], "the policy says no") || !strings.HasSuffix(notes[0], "; and 2 more") {
@@ -168,5 +184,19 @@ func TestFieldsNotServed(t *testing.T) {
 	w.fields.definitions.take(crd)
 	if w.fields.look(t.Context()); !w.done() {
 		t.Error("it is put off")
+	}
+}
+
+// TestFieldsOff: if managedFields are not to be cleaned, nothing does that.
+func TestFieldsOff(t *testing.T) {
+	for _, on := range []bool{true, false} {
+		c, err := newControllers(Config{Rest: &rest.Config{Host: "127.0.0.1:1"}, Instance: "x", CleanFields: on})
+		must(t, err)
+		c.objects = newFieldsWorld(t, 0).fields.objects
+		w, err := c.newWork(t.Context())
+		must(t, err)
+		if w.observer.broadcast.Shutdown(); (w.fields != nil) != on {
+			t.Errorf("it is to be done: %t; it is: %t", on, !on)
+		}
 	}
 }

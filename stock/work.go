@@ -118,8 +118,9 @@ type work struct {
 	trigger  *trigger.Controller
 	migrate  *claim.Controller
 	policy   *policy
-	fields   *fields
-	tally    *tally.Controller
+	// fields is nil if managedFields are not to be cleaned.
+	fields *fields
+	tally  *tally.Controller
 }
 
 func (c *controllers) work(ctx context.Context) error {
@@ -151,7 +152,7 @@ func (c *controllers) work(ctx context.Context) error {
 			run("mirror", c.mirror)
 		}
 		run("tally", w.tally.Run)
-		if w.config.CleanFields {
+		if w.fields != nil {
 			run("managed-fields", w.fields.run)
 		}
 	}
@@ -212,8 +213,10 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 		o.hurry()
 		w.trigger.Look(gr)
 	}, func(is *apiextensionsv1.CustomResourceDefinition) { w.migrate.ObserveDefinition(is) })
-	if w.fields, err = newFields(c.config, c.objects, o.definitions); err != nil {
-		return nil, err
+	if c.config.CleanFields {
+		if w.fields, err = newFields(c.config, c.objects, o.definitions); err != nil {
+			return nil, err
+		}
 	}
 	w.tally = tally.New(tally.Config{Client: w.trigger.Reader(c.objects), Metrics: tallyMetrics(), Logger: c.config.Logger.WithName("tally")})
 	w.migrate = claim.New(claim.Config{

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
 	appsv1 "k8s.io/api/apps/v1"
 	"sigs.k8s.io/yaml"
 )
@@ -37,6 +38,17 @@ func TestMirrorFlag(t *testing.T) {
 		cmd := NewCommand("concord-controllers")
 		if err := cmd.ParseFlags(args); err != nil || cmd.Flags().NArg() > 0 || cmd.Flags().Lookup("mirror").Value.String() != "always" {
 			t.Errorf("%q: %v, and %q are no flags", args, err, cmd.Flags().Args())
+		}
+	}
+}
+
+// TestCleanFieldsFlag: managedFields are cleaned unless --clean-managed-fields=false says otherwise.
+func TestCleanFieldsFlag(t *testing.T) {
+	for _, args := range [][]string{nil, {"--clean-managed-fields=false"}} {
+		o, cmd := &options{}, &cobra.Command{}
+		o.addFlags(cmd)
+		if err := cmd.ParseFlags(args); err != nil || o.CleanFields != (args == nil) {
+			t.Errorf("%q: they are cleaned: %t, %v", args, o.CleanFields, err)
 		}
 	}
 }
