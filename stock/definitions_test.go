@@ -27,11 +27,13 @@ import (
 	"github.com/concord-dev/concord/stock/observed"
 )
 
-// definedIn returns a builder of a client whose API has CustomResourceDefinitions.
-func definedIn(t *testing.T) *fake.ClientBuilder {
+// definedIn returns a builder of a client whose API has CustomResourceDefinitions, and what others add.
+func definedIn(t *testing.T, others ...func(*runtime.Scheme) error) *fake.ClientBuilder {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	must(t, apiextensionsv1.AddToScheme(scheme))
+	for _, add := range append(others, apiextensionsv1.AddToScheme) {
+		must(t, add(scheme))
+	}
 	return fake.NewClientBuilder().WithScheme(scheme)
 }
 
