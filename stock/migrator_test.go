@@ -1,10 +1,19 @@
 package stock
 
 import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
+
+	"github.com/concord-dev/concord/controller/throughapi"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/migrate/claim"
 )
@@ -50,6 +59,32 @@ func TestJobOf(t *testing.T) {
 		crd.Spec.Versions[1].Served = served
 		if job := jobOf(crd, "example.com/v2"); !slices.Equal(job.Versions, []string{"v2", "v1"}) {
 			t.Errorf("served %t: %v", served, job.Versions)
+		}
+	}
+}
+
+// TestThroughStatus: objects are patched through the status subresource where the stored version has one, and else directly.
+func TestThroughStatus(t *testing.T) {
+	const objects = 5
+	for _, has := range []bool{true, false} {
+		s := startWidgets(t, objects, "v1")
+		server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPatch && strings.HasSuffix(r.URL.Path, "/status") != has {
+				s.reply(w, r, nil, apierrors.NewForbidden(widgets, r.URL.Path, errors.New("not like this")))
+				return
+			}
+			s.answer(w, r, "v2")
+		}))
+		defer server.Close()
+		crd := widgetDefinition("a", 2, "v2", "v1", "v2")
+		if has {
+			crd.Spec.Versions[1].Subresources = &apiextensionsv1.CustomResourceSubresources{Status: &apiextensionsv1.CustomResourceSubresourceStatus{}}
+		}
+		m, err := newMigrator(newTestObserver(t, crd), Config{Rest: &rest.Config{Host: server.URL}})
+		must(t, err)
+		result, err := throughapi.Run(t.Context(), migrateapi.New(m.api), widgetJob, m.options(widgetJob), func(claim.Progress) {})
+		if err != nil || result.Done != objects || result.Failed > 0 {
+			t.Errorf("with a status %t: %+v, %v", has, result, err)
 		}
 	}
 }
