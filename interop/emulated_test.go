@@ -17,7 +17,8 @@ import (
 
 // TestEmulated: one of two kube-apiservers emulates an older release, so that they store some built-in
 // resources in different versions. These are not called agreed on, no migration of them is created, and
-// the StorageStates say which server stores what. When the older one has ended, they are agreed on.
+// the StorageStates say which server stores what. Meanwhile a custom resource, on which both agree, is migrated,
+// proven and pruned. When the older one has ended, the others are agreed on, too.
 func TestEmulated(t *testing.T) {
 	c := newCluster(t)
 	a := guarded(t, c)
@@ -49,13 +50,13 @@ func TestEmulated(t *testing.T) {
 		return nil
 	})
 	t.Logf("stored in different versions: %v", differ)
-	list := &migrationv1alpha1.StorageVersionMigrationList{}
-	must(t, a.Objects().List(t.Context(), list))
-	for i := range list.Items {
-		if name := migrationv1alpha1.StateName(migrationv1alpha1.Resource(&list.Items[i])); slices.Contains(differ, name) {
-			t.Errorf("%s is migrated, on which nothing is agreed", name)
-		}
-	}
+	unmigrated(t, a, differ)
+	w := a.Define("widgets", true, nil)
+	w.Fill(objects, nil)
+	w.AwaitStored(beside.V1, beside.V1)
+	w.Store("v2")
+	w.AwaitPruned(objects)
+	unmigrated(t, a, differ)
 	b.Terminate()
 	beside.Eventually(t, 2*beside.Patience, "all are agreed on", func(ctx context.Context) error {
 		for _, name := range differ {
@@ -69,4 +70,23 @@ func TestEmulated(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// unmigrated checks that nothing is agreed on for these resources, and that there is no migration of them.
+func unmigrated(t testing.TB, s *beside.APIServer, names []string) {
+	t.Helper()
+	for _, name := range names {
+		state := &migrationv1alpha1.StorageState{}
+		must(t, s.Objects().Get(t.Context(), client.ObjectKey{Name: name}, state))
+		if state.Status.CurrentEncoding != migrationv1alpha1.Unknown {
+			t.Errorf("%s is %+v", name, state.Status)
+		}
+	}
+	list := &migrationv1alpha1.StorageVersionMigrationList{}
+	must(t, s.Objects().List(t.Context(), list))
+	for i := range list.Items {
+		if name := migrationv1alpha1.StateName(migrationv1alpha1.Resource(&list.Items[i])); slices.Contains(names, name) {
+			t.Errorf("%s is migrated, on which nothing is agreed", name)
+		}
+	}
 }
