@@ -180,12 +180,16 @@ func guarded(t testing.TB, c *beside.Cluster) *beside.APIServer {
 
 // deployed starts concord controllers with the ServiceAccount of deploy's manifests, which wait no
 // longer than tests need. addresses has, by the name of the Lease, the addresses of kube-apiservers
-// whose Leases do not tell them.
-func deployed(a *beside.APIServer, addresses map[string]string) *cluster.Process {
-	return a.ControllersAs("controllers", a.DeployedToken(), stock.Config{
+// whose Leases do not tell them; edits change the configuration.
+func deployed(a *beside.APIServer, addresses map[string]string, edits ...func(*stock.Config)) *cluster.Process {
+	config := stock.Config{
 		Poll: 2 * time.Second, Settle: 3 * time.Second, ReplicaTimeout: 10 * time.Second, LeaderElect: true, ElectionNamespace: beside.DeployedNamespace,
 		CleanFields: true, ReplicaAddresses: addresses, Settings: observed.Settings{PruneAfter: 3 * time.Second},
-	})
+	}
+	for _, edit := range edits {
+		edit(&config)
+	}
+	return a.ControllersAs("controllers", a.DeployedToken(), config)
 }
 
 // The controllers that kube-controller-manager runs: its migrator, and the one that it needs.

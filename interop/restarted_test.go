@@ -1,9 +1,6 @@
 package interop
 
 import (
-	"context"
-	"errors"
-	"fmt"
 	"testing"
 	"time"
 
@@ -41,16 +38,7 @@ func TestRestarted(t *testing.T) {
 	traffic := beside.StartTraffic(t, 10*time.Second, beside.Patience, []beside.Written{written}, a.APIServer, b.APIServer)
 	traffic.Await(10, a.APIServer, b.APIServer)
 	w.Store("v2")
-	beside.Eventually(t, beside.Patience, "a migration is on its way", func(ctx context.Context) error {
-		all, err := w.Migrations(ctx)
-		for i := range all {
-			if p := all[i].Status.Progress; p != nil && p.Done > 0 && int(p.Done) < objects {
-				t.Logf("%d of %d objects are done", p.Done, p.Total)
-				return nil
-			}
-		}
-		return errors.Join(err, fmt.Errorf("there are %d migrations", len(all)))
-	})
+	begun(t, w)
 	before := holders(t, a)
 	traffic.Through(a.APIServer)
 	b.Terminate()
