@@ -32,6 +32,9 @@ const objects, bad = 100, 42
 // badObject is a resource of which one object cannot be rewritten.
 type badObject struct {
 	plural string
+	// status says that the resource has a status subresource, through which the controllers write: what is wrong with
+	// the other fields does not matter then.
+	status bool
 	// v2 is the schema of the version that is to be stored.
 	v2 apiextensionsv1.JSONSchemaProps
 	// edit makes this object one that cannot be rewritten, refuse makes the server refuse to update it, and damage
@@ -58,6 +61,13 @@ var badObjects = []badObject{
 		inTreeEnds: true,
 	},
 	{
+		plural:     "throughstatuses",
+		status:     true,
+		v2:         apiextensionsv1.JSONSchemaProps{Required: []string{"mandatory"}, Properties: map[string]apiextensionsv1.JSONSchemaProps{"mandatory": {Type: "string"}}},
+		edit:       func(o *unstructured.Unstructured) { delete(o.Object, "mandatory") },
+		inTreeEnds: true,
+	},
+	{
 		plural: "transitions",
 		v2: apiextensionsv1.JSONSchemaProps{
 			Properties:   map[string]apiextensionsv1.JSONSchemaProps{"frozen": {Type: "string"}},
@@ -79,7 +89,7 @@ func arrange(t testing.TB, a *beside.APIServer) []*badObject {
 	t.Helper()
 	var all []*badObject
 	for _, b := range badObjects {
-		b.widgets = a.Define(b.plural, false, map[string]apiextensionsv1.JSONSchemaProps{"v2": b.v2})
+		b.widgets = a.Define(b.plural, b.status, map[string]apiextensionsv1.JSONSchemaProps{"v2": b.v2})
 		b.widgets.Fill(objects, func(i int, o *unstructured.Unstructured) {
 			if i == bad && b.edit != nil {
 				b.edit(o)
@@ -177,7 +187,8 @@ func absentWebhook(t testing.TB, w *beside.Widgets) {
 // TestBadObjects: of each resource one object among a hundred cannot be rewritten, for different reasons. All others
 // are migrated, and the object is named with the reason. (Before 1.37 an object that cannot be read is not named, and
 // none behind it is migrated.) storedVersions keeps v1; v1 cannot be removed from the CRD's versions, and nobody else
-// can remove it from storedVersions.
+// can remove it from storedVersions. Where a status subresource is, an object that is only invalid is migrated, too, and
+// v1 is pruned.
 func TestBadObjects(t *testing.T) {
 	c := newCluster(t)
 	a := guarded(t, c)
@@ -193,9 +204,13 @@ func TestBadObjects(t *testing.T) {
 	}
 	for _, b := range cases {
 		t.Run(b.plural, func(t *testing.T) {
-			if b.damage == "" || tested(t).names {
+			switch {
+			case b.status:
+				b.widgets.AwaitPruned(objects)
+				return
+			case b.damage == "" || tested(t).names:
 				b.named(t)
-			} else {
+			default:
 				b.placed(t)
 			}
 			b.kept(t)
