@@ -81,7 +81,7 @@ var badObjects = []badObject{
 	{plural: "policies", refuse: policy, reason: migrationv1alpha1.FailureRejected, text: "this one stays as it is", inTreeEnds: true},
 	{plural: "refusals", refuse: refusingWebhook, reason: migrationv1alpha1.FailureRejected, text: "refused by a webhook", inTreeEnds: true},
 	{plural: "outages", refuse: absentWebhook, reason: migrationv1alpha1.FailureRejected, text: "failed calling webhook"},
-	{plural: "damages", damage: "\x00\xffnot an object", reason: migrationv1alpha1.FailureDoesNotDecode, text: ""},
+	{plural: "damages", damage: "\x00\xffnot an object", reason: migrationv1alpha1.FailureDoesNotDecode, text: "", inTreeEnds: true},
 }
 
 // arrange creates all these resources with their objects.

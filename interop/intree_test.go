@@ -46,7 +46,8 @@ func conditions(ctx context.Context, t testing.TB, w *beside.Widgets) (map[strin
 
 // TestInTree is the control of TestBadObjects: kube-controller-manager's own migrator on the same
 // objects. An object that cannot be written fails the migration as a whole, and storedVersions is
-// set to the new version all the same; or the migrator tries it for ever and says nothing.
+// set to the new version all the same, or, if a webhook is down, the migrator tries it for ever and says nothing. A
+// value that cannot be read fails the migration after a minute, before it has written any object.
 func TestInTree(t *testing.T) {
 	c := newCluster(t)
 	a := c.APIServer("a")
