@@ -213,7 +213,8 @@ func TestHistory(t *testing.T) {
 		{[]Report{report("a", v1beta1)}, 6, []Encoding{v1, v1beta1}},
 		{[]Report{report("a", v1beta1), silence("x")}, 7, []Encoding{Unknown, v1, v1beta1}}, // the epoch rises when a silent server comes
 		{[]Report{report("a", v1beta1)}, 8, []Encoding{Unknown, v1, v1beta1}},               // and when it goes
-		{[]Report{report("a", sealedA)}, 9, []Encoding{Unknown, v1, sealedA, v1beta1}},      // another key counts as another version
+		{[]Report{report("a", sealedA)}, 9, []Encoding{Unknown, v1, sealedA, v1beta1}},
+		{[]Report{report("a", sealedB)}, 10, []Encoding{Unknown, v1, sealedA, sealedB, v1beta1}}, // another key counts as another version
 	} {
 		before := h.String()
 		next := h.Next(step.reports)
@@ -228,7 +229,7 @@ func TestHistory(t *testing.T) {
 			t.Errorf("after %v: since epoch 1: %v, want %v", step.reports, got, step.since1)
 		}
 	}
-	if got, want := h.String(), "epoch 9 (Unknown@7 apps/v1@3 apps/v1+aescbc:v1:a:1@9 apps/v1beta1@8)"; got != want {
+	if got, want := h.String(), "epoch 10 (Unknown@7 apps/v1@3 apps/v1+aescbc:v1:a:1@9 apps/v1+aescbc:v1:b:2@10 apps/v1beta1@8)"; got != want {
 		t.Errorf("String: %q, want %q", got, want)
 	}
 }

@@ -106,7 +106,7 @@ func (v *verdict) itself() string {
 		for _, plane := range v.judged {
 			if reason := r.itself[plane]; reason != "" {
 				// Some list all API groups, which differ by server.
-				reason = reason[:min(len(reason), reasonLength)]
+				reason = strings.TrimSpace(strings.ToValidUTF8(reason[:min(len(reason), reasonLength)], ""))
 				planes[reason] = append(planes[reason], plane)
 			}
 		}

@@ -18,7 +18,7 @@ import (
 // time, while clients write. No write is lost, and storedVersions never lacks a version in which
 // objects are stored: the guard refuses kube-controller-manager, whose migration ends first, to remove v1.
 func TestTogether(t *testing.T) {
-	const objects = 500
+	const objects = 1000
 	c := newCluster(t)
 	a := guarded(t, c)
 	b := c.APIServer("b")

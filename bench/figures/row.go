@@ -78,7 +78,7 @@ func (r Row) Within(low, high float64, known bool) Row {
 	return r
 }
 
-// finite makes a ratio valid for JSON: a division by zero becomes 0.
+// finite makes a division by zero 0: infinity would meet every target of at least so much, and JSON has none.
 func finite(x float64) float64 {
 	if math.IsNaN(x) || math.IsInf(x, 0) {
 		return 0

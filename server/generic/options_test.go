@@ -92,6 +92,33 @@ func TestNegativeBound(t *testing.T) {
 	}
 }
 
+// TestWatched: none of the resources that the server's own clients watch can be switched off, since it would never be ready.
+func TestWatched(t *testing.T) {
+	for _, resource := range strings.Fields(`v1/secrets v1/serviceaccounts v1/resourcequotas v1/services discovery.k8s.io/v1/endpointslices
+		rbac.authorization.k8s.io/v1/roles rbac.authorization.k8s.io/v1/rolebindings
+		rbac.authorization.k8s.io/v1/clusterroles rbac.authorization.k8s.io/v1/clusterrolebindings
+		admissionregistration.k8s.io/v1/mutatingwebhookconfigurations admissionregistration.k8s.io/v1/validatingwebhookconfigurations
+		admissionregistration.k8s.io/v1/validatingadmissionpolicies admissionregistration.k8s.io/v1/validatingadmissionpolicybindings
+		admissionregistration.k8s.io/v1/mutatingadmissionpolicies admissionregistration.k8s.io/v1/mutatingadmissionpolicybindings
+		flowcontrol.apiserver.k8s.io/v1/flowschemas flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations`) {
+		o, err := tryParse(t, "--runtime-config="+resource+"=false")
+		mustDo(t, err)
+		if err := o.Complete(); err == nil || !strings.Contains(err.Error(), "--runtime-config: "+resource+" cannot be switched off") {
+			t.Errorf("%s: %v", resource, err)
+		}
+	}
+	for _, args := range [][]string{
+		{"--emulated-version=kube=1.34"},
+		{"--runtime-config=flowcontrol.apiserver.k8s.io/v1/flowschemas=false", "--enable-priority-and-fairness=false"},
+	} {
+		o, err := tryParse(t, args...)
+		mustDo(t, err)
+		if err := o.Complete(); err != nil {
+			t.Errorf("%q: %v", args, err)
+		}
+	}
+}
+
 func TestRefusedFlags(t *testing.T) {
 	for _, c := range []struct{ args, want string }{
 		{"--emulated-version=kube=1.29", "allowed versions are 1.34, 1.35, 1.36, 1.37"},
@@ -105,10 +132,6 @@ func TestRefusedFlags(t *testing.T) {
 		{"--encryption-provider-config-automatic-reload", "needs --encryption-provider-config"},
 		{"--encryption-provider-config-reload-interval=0s", "must be above 0"},
 		{"--data-dir=", "--data-dir must not be empty"},
-		{"--runtime-config=v1/secrets=false", "--runtime-config: v1/secrets cannot be switched off"},
-		{"--runtime-config=rbac.authorization.k8s.io/v1=false", "--runtime-config: rbac.authorization.k8s.io/v1/roles cannot be switched off"},
-		{"--runtime-config=admissionregistration.k8s.io/v1/validatingadmissionpolicies=false", "validatingadmissionpolicies cannot be switched off"},
-		{"--runtime-config=v1/services=false", "--runtime-config: v1/services cannot be switched off"},
 		{"--runtime-config=discovery.k8s.io/v1=false", "--runtime-config: discovery.k8s.io/v1/endpointslices cannot be switched off, the server itself needs it: remove that setting, or add discovery.k8s.io/v1=true"},
 	} {
 		o, err := tryParse(t, strings.Fields(c.args)...)

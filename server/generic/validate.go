@@ -11,8 +11,10 @@ import (
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	genericfeatures "k8s.io/apiserver/pkg/features"
 
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/gates"
@@ -112,26 +114,34 @@ func (o *Options) Plan() (*compat.Plan, error) {
 		Serves:            planning.Generic(),
 		RuntimeConfig:     o.ControlPlane.APIEnablement.RuntimeConfig,
 		ForwardCompatible: o.ControlPlane.GenericServerRunOptions.EmulationForwardCompatible,
-		Needs:             watched(),
+		Needs:             o.watched(),
 	})
 }
 
 // watched returns the resources that the server's own clients watch for authentication, authorization, admission, and to find
 // webhooks and aggregated APIs. Where one is not served, these never know all there is, and the server is never ready.
-func watched() []schema.GroupVersionResource {
-	var all []schema.GroupVersionResource
-	for _, of := range []struct {
-		gv        schema.GroupVersion
-		resources []string
-	}{
+func (o *Options) watched() []schema.GroupVersionResource {
+	type resources struct {
+		gv    schema.GroupVersion
+		names []string
+	}
+	groups := []resources{
 		{corev1.SchemeGroupVersion, []string{"secrets", "serviceaccounts", "resourcequotas", "services"}},
 		{discoveryv1.SchemeGroupVersion, []string{"endpointslices"}},
 		{rbacv1.SchemeGroupVersion, []string{"roles", "rolebindings", "clusterroles", "clusterrolebindings"}},
 		{admissionv1.SchemeGroupVersion, []string{"mutatingwebhookconfigurations", "validatingwebhookconfigurations",
 			"validatingadmissionpolicies", "validatingadmissionpolicybindings"}},
-	} {
-		for _, resource := range of.resources {
-			all = append(all, of.gv.WithResource(resource))
+	}
+	if o.registry().FeatureGateFor(gates.Kube).Enabled(genericfeatures.MutatingAdmissionPolicy) {
+		groups = append(groups, resources{admissionv1.SchemeGroupVersion, []string{"mutatingadmissionpolicies", "mutatingadmissionpolicybindings"}})
+	}
+	if o.ControlPlane.Features.EnablePriorityAndFairness {
+		groups = append(groups, resources{flowcontrolv1.SchemeGroupVersion, []string{"flowschemas", "prioritylevelconfigurations"}})
+	}
+	var all []schema.GroupVersionResource
+	for _, group := range groups {
+		for _, name := range group.names {
+			all = append(all, group.gv.WithResource(name))
 		}
 	}
 	return all

@@ -142,6 +142,9 @@ func (s *apiserver) podIsRestricted(path string) {
 	s.t.Helper()
 	all := manifests(s.t, path)
 	i := slices.IndexFunc(all, func(object *unstructured.Unstructured) bool { return object.GetKind() == "Deployment" })
+	if i < 0 {
+		s.t.Fatalf("%s has no Deployment", path)
+	}
 	var deployment appsv1.Deployment
 	must(s.t, runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(all[i].Object, &deployment, true))
 	pod := &corev1.Pod{ObjectMeta: deployment.Spec.Template.ObjectMeta, Spec: deployment.Spec.Template.Spec}
@@ -153,7 +156,7 @@ func (s *apiserver) podIsRestricted(path string) {
 	if err := create(); err != nil {
 		s.t.Errorf("%s: a Pod: %v", path, err)
 	}
-	pod.Spec.SecurityContext.RunAsNonRoot = nil
+	pod.Spec.SecurityContext = nil
 	if err := create(); !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `violates PodSecurity "restricted`) {
 		s.t.Errorf("%s: a Pod that may run as root: %v", path, err)
 	}
