@@ -51,6 +51,9 @@ func (p programs) test(ctx context.Context, plane string, o options, only []stri
 		return err
 	}
 	fmt.Fprintf(stderr, "%s is ready\n", plane)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c.whileAllRun(ctx, cancel)
 	list := c.Path("only.txt")
 	if err := os.WriteFile(list, []byte(strings.Join(only, "\n")), 0o600); err != nil {
 		return err
@@ -70,6 +73,19 @@ func (p programs) test(ctx context.Context, plane string, o options, only []stri
 	done, flipErr := flipping.stop()
 	fmt.Fprintf(stderr, "%s: %s\n", plane, done)
 	return errors.Join(err, flipErr)
+}
+
+// whileAllRun cancels when a process has ended: each spec would wait in vain for what it does. stop tells which it was.
+func (c *controlPlane) whileAllRun(ctx context.Context, cancel context.CancelFunc) {
+	for _, p := range c.Runs() {
+		go func() {
+			select {
+			case <-p.Done():
+				cancel()
+			case <-ctx.Done():
+			}
+		}()
+	}
 }
 
 // start starts the control plane and waits until it is ready.
