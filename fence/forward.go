@@ -12,11 +12,8 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// How often a superseded store without a successor asks again whether it may write.
-const (
-	minRecheck = 10 * time.Millisecond
-	maxRecheck = 100 * time.Millisecond
-)
+// recheck is how often a call on a superseded store looks for a newer one, and asks whether it may write after all.
+const recheck = 10 * time.Millisecond
 
 var errWaitedTooLong = errors.New("waited too long")
 
@@ -79,31 +76,18 @@ func (s *forwarder) forward(ctx context.Context, err error, call func(newer stor
 // new key by then; or the report lags behind the stores, and where an encoding comes back,
 // as in v1 to v2 to v1, e is the newest store whose encoding was reported before and is not now.
 func (s *forwarder) after(ctx context.Context, e *entry, timeout <-chan time.Time) (*entry, error) {
-	found, stop := s.fence.registry.find(e.GroupResource, func(o *entry) bool {
-		return o.generation > e.generation && o.ServedVersion == e.ServedVersion
-	})
-	defer stop()
-	for delay := minRecheck; ; delay = min(2*delay, maxRecheck) {
-		recheck := s.fence.clock.NewTimer(delay)
-		select {
-		case newer := <-found:
-			recheck.Stop()
+	for {
+		if newer := s.fence.registry.newer(e); newer != nil {
 			return newer, nil
+		}
+		select {
 		case <-ctx.Done():
-			recheck.Stop()
 			return nil, ctx.Err()
 		case <-timeout:
-			recheck.Stop()
 			return nil, errWaitedTooLong
-		case <-recheck.C():
+		case <-s.fence.clock.After(recheck):
 		}
-		if !s.permitted(ctx, e) {
-			continue
-		}
-		select {
-		case newer := <-found:
-			return newer, nil
-		default:
+		if s.permitted(ctx, e) {
 			return e, nil
 		}
 	}
@@ -111,7 +95,7 @@ func (s *forwarder) after(ctx context.Context, e *entry, timeout <-chan time.Tim
 
 // permitted says whether e may write now. It does not wait for a permission to come.
 func (s *forwarder) permitted(ctx context.Context, e *entry) bool {
-	ctx, cancel := context.WithTimeout(ctx, minRecheck)
+	ctx, cancel := context.WithTimeout(ctx, recheck)
 	defer cancel()
 	_, err := s.fence.permits.Revision(ctx, e.GroupResource, e.writes())
 	return err == nil

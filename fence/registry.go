@@ -25,19 +25,10 @@ type registry struct {
 	mu         sync.Mutex
 	generation int64
 	entries    map[schema.GroupResource][]*entry // by generation
-	waiters    map[schema.GroupResource][]*waiter
-}
-
-type waiter struct {
-	match func(*entry) bool
-	found chan *entry // has room for the one entry that is sent
 }
 
 func newRegistry() *registry {
-	return &registry{
-		entries: map[schema.GroupResource][]*entry{},
-		waiters: map[schema.GroupResource][]*waiter{},
-	}
+	return &registry{entries: map[schema.GroupResource][]*entry{}}
 }
 
 func (r *registry) add(s Store, raw storage.Interface) *entry {
@@ -45,14 +36,7 @@ func (r *registry) add(s Store, raw storage.Interface) *entry {
 	defer r.mu.Unlock()
 	r.generation++
 	e := &entry{Store: s, generation: r.generation, raw: raw}
-	gr := s.GroupResource
-	r.entries[gr] = append(r.entries[gr], e)
-	for _, w := range slices.Clone(r.waiters[gr]) {
-		if w.match(e) {
-			w.found <- e
-			r.forget(gr, w)
-		}
-	}
+	r.entries[s.GroupResource] = append(r.entries[s.GroupResource], e)
 	return e
 }
 
@@ -63,14 +47,6 @@ func (r *registry) remove(e *entry) {
 	r.entries[gr] = slices.DeleteFunc(r.entries[gr], func(o *entry) bool { return o == e })
 	if len(r.entries[gr]) == 0 {
 		delete(r.entries, gr)
-	}
-}
-
-// forget is called with the lock held.
-func (r *registry) forget(gr schema.GroupResource, w *waiter) {
-	r.waiters[gr] = slices.DeleteFunc(r.waiters[gr], func(o *waiter) bool { return o == w })
-	if len(r.waiters[gr]) == 0 {
-		delete(r.waiters, gr)
 	}
 }
 
@@ -111,22 +87,14 @@ func newest(entries []*entry) (*entry, bool) {
 	return last, true
 }
 
-// find delivers one entry that matches: the newest there is, else the next that is
-// added. The caller calls stop when it does not wait any more.
-func (r *registry) find(gr schema.GroupResource, match func(*entry) bool) (found <-chan *entry, stop func()) {
-	w := &waiter{match: match, found: make(chan *entry, 1)}
+// newer returns the newest store that was built later than e for the same version; nil if there is none.
+func (r *registry) newer(e *entry) *entry {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, e := range slices.Backward(r.entries[gr]) {
-		if match(e) {
-			w.found <- e
-			return w.found, func() {}
+	for _, o := range slices.Backward(r.entries[e.GroupResource]) {
+		if o.generation > e.generation && o.ServedVersion == e.ServedVersion {
+			return o
 		}
 	}
-	r.waiters[gr] = append(r.waiters[gr], w)
-	return w.found, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.forget(gr, w)
-	}
+	return nil
 }

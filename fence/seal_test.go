@@ -197,10 +197,3 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 }
-
-// waiting returns how many calls wait for a store of the resource.
-func (r *registry) waiting(gr schema.GroupResource) int {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return len(r.waiters[gr])
-}
