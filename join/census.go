@@ -1,7 +1,6 @@
 package join
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -12,10 +11,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/runtime/serializer"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/storage/value"
 	"k8s.io/apiserver/pkg/storage/value/encrypt/identity"
@@ -69,8 +65,11 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool)
 		return nil, err
 	}
 	opened := stored.Opened{Transformer: transformer, Seal: func(value []byte) agree.Seal { return j.config.Keyring.Keys().SealOf(gr, value) }}
-	if verify {
-		opened.Verify = j.decodes(gr)
+	switch {
+	case verify && j.crds.get(gr) != nil:
+		opened.Verify = stored.Decodes()
+	case verify:
+		opened.Verify = stored.Decodes(j.config.Schemes...)
 	}
 	counted := &census.Resource{
 		Resource: gr.String(), Rows: []census.Row{},
@@ -85,53 +84,6 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool)
 	}
 	err = stored.Take(ctx, counted, migratestore.NewEtcd(j.etcd.client), prefix, opened)
 	return counted, err
-}
-
-// decodes says why a value of a resource does not decode: into the types that this server knows, and
-// of custom resources, and of versions that it does not know, no more than its JSON.
-func (j *Join) decodes(gr schema.GroupResource) migratestore.Verify {
-	if j.crds.get(gr) != nil {
-		return decodesJSON
-	}
-	decode := j.typed(gr)
-	return func(value []byte) error {
-		err := decode(value)
-		if runtime.IsNotRegisteredError(err) {
-			err = nil
-			if bytes.HasPrefix(bytes.TrimSpace(value), []byte("{")) {
-				err = decodesJSON(value)
-			}
-		}
-		return err
-	}
-}
-
-func decodesJSON(value []byte) error {
-	_, _, err := unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
-	return err
-}
-
-// typed decodes values of a built-in resource: as its store does, or, where this server does not
-// store it, by the scheme that has its kind.
-func (j *Join) typed(gr schema.GroupResource) migratestore.Verify {
-	if store, ok := j.storing.fence.Newest(gr); ok {
-		return func(value []byte) error {
-			_, _, err := store.Codec.Decode(value, nil, store.New())
-			return err
-		}
-	}
-	var decoders []runtime.Decoder
-	for _, scheme := range j.config.Schemes {
-		decoders = append(decoders, serializer.NewCodecFactory(scheme).UniversalDecoder())
-	}
-	return func(value []byte) (err error) {
-		for _, decoder := range decoders {
-			if _, _, err = decoder.Decode(value, nil, nil); !runtime.IsNotRegisteredError(err) {
-				break
-			}
-		}
-		return err
-	}
 }
 
 // left says where a built-in resource that this server does not store has its objects in etcd, if

@@ -1,11 +1,15 @@
 package stored
 
 import (
+	"bytes"
 	"context"
 	"slices"
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/concord-dev/concord/agree"
@@ -47,6 +51,28 @@ func Take(ctx context.Context, c *census.Resource, reader migratestore.Reader, p
 	}
 	slices.SortFunc(c.Rows, func(a, b migratestore.Row) int { return strings.Compare(a.Encoding, b.Encoding) })
 	return err
+}
+
+// Decodes says why an API server whose built-in kinds are in schemes could not decode a value that is not encrypted. It
+// decodes values of these kinds into the types that the server works with, and of all others, custom resources among
+// them, no more than their JSON.
+func Decodes(schemes ...*runtime.Scheme) migratestore.Verify {
+	var decoders []runtime.Decoder
+	for _, scheme := range schemes {
+		decoders = append(decoders, serializer.NewCodecFactory(scheme).UniversalDecoder())
+	}
+	return func(value []byte) error {
+		for _, decoder := range decoders {
+			if _, _, err := decoder.Decode(value, nil, nil); !runtime.IsNotRegisteredError(err) {
+				return err
+			}
+		}
+		if !bytes.HasPrefix(bytes.TrimSpace(value), []byte("{")) {
+			return nil
+		}
+		_, _, err := unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
+		return err
+	}
 }
 
 // encodingOf is the encoding that a stored value states, with the key that it is encrypted with.

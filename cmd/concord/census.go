@@ -13,6 +13,7 @@ import (
 	"github.com/concord-dev/concord/cmd/rawetcd"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/server/planning"
+	"github.com/concord-dev/concord/stored"
 )
 
 // censusOptions says which etcd to count in and how to print the result.
@@ -90,7 +91,7 @@ func (o *censusOptions) validate() error {
 func (o *censusOptions) run(ctx context.Context, out io.Writer) error {
 	var verify migratestore.Verify
 	if o.verify {
-		verify = planning.Decode
+		verify = stored.Decodes(planning.Schemes...)
 	}
 	return o.read(ctx, func(etcd *migratestore.Etcd) error {
 		census, err := migratestore.Count(ctx, etcd, o.etcd.Under(), verify)

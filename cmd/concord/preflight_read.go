@@ -50,11 +50,12 @@ func storedInEtcd(ctx context.Context, etcd *clientv3.Client, prefix string, bui
 	if err != nil {
 		return nil, fmt.Errorf("look for resources: %w", err)
 	}
+	verify := stored.Decodes(planning.Schemes...)
 	for _, gr := range verdict.Resources(builtin, sets.Here(), slices.Collect(maps.Keys(world.Definitions)), slices.Collect(maps.Keys(found))) {
 		s := sets.Of(gr)
 		s.Census = &compat.StoredCensus{}
 		if place, ok := found[gr]; ok {
-			s.Census = stored.Count(ctx, reader, place, planning.Decode)
+			s.Census = stored.Count(ctx, reader, place, verify)
 		}
 		if err := ctx.Err(); err != nil {
 			return nil, err

@@ -12,8 +12,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 
-	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -23,8 +21,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
-	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
-	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	controlplaneoptions "k8s.io/kubernetes/pkg/controlplane/apiserver/options"
 	"k8s.io/kubernetes/pkg/kubeapiserver"
 
@@ -114,7 +110,7 @@ func Run(ctx context.Context, o *Options, serving func(*Server)) (err error) {
 func (o *Options) checkStorage(ctx context.Context, etcd *join.Etcd, ring *keyring.Ring) error {
 	return stored.Start{
 		Layout: o.layout(), Target: o.plan.Target(), Keys: ring.Keys(), Allow: o.AllowUndecodableStorage,
-		Decode: planning.Decode,
+		Decode: stored.Decodes(planning.Schemes...),
 	}.Check(ctx, migratestore.NewEtcd(etcd.Client()))
 }
 
@@ -175,7 +171,7 @@ func (o *Options) join(c *configs, ring *keyring.Ring) join.Config {
 	config.EnableWatchCache, config.WatchCacheSizes = o.etcd().EnableWatchCache, o.etcd().WatchCacheSizes
 	// There are no nodes whose Leases would be many.
 	config.Uncached = sets.New(schema.GroupResource{Group: coordinationv1.GroupName, Resource: "leases"})
-	config.Schemes = []*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme}
+	config.Schemes = planning.Schemes
 	config.Keyring = ring
 	config.Binary, config.Emulation, config.MinCompatibility = o.plan.Binary, o.plan.Emulation, o.plan.MinCompatibility
 	config.Kinds = planning.Kinds(o.plan)

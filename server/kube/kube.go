@@ -10,16 +10,12 @@ import (
 	"net/http"
 	"strconv"
 
-	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
-	"k8s.io/apimachinery/pkg/runtime"
 	genericfeatures "k8s.io/apiserver/pkg/features"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/tools/cache"
-	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	kubeoptions "k8s.io/kubernetes/cmd/kube-apiserver/app/options"
-	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
 	"k8s.io/kubernetes/pkg/kubeapiserver"
 
@@ -169,7 +165,7 @@ func (s *server) checkStorage(ctx context.Context, etcd *join.Etcd) error {
 	return stored.Start{
 		Layout: stored.Layout{Prefix: s.options.Etcd.StorageConfig.Prefix, Special: kubeapiserver.SpecialDefaultResourcePrefixes},
 		Target: s.plan.Target(), Keys: s.ring.Keys(), Allow: s.own.AllowUndecodableStorage,
-		Decode: planning.Decode,
+		Decode: stored.Decodes(planning.Schemes...),
 	}.Check(ctx, migratestore.NewEtcd(etcd.Client()))
 }
 
@@ -180,7 +176,7 @@ func (s *server) serve(ctx context.Context, etcd *join.Etcd) error {
 	config.Loopback, config.Address = control.Generic.LoopbackClientConfig, s.address()
 	config.Etcd = s.options.Etcd.StorageConfig
 	config.EnableWatchCache, config.WatchCacheSizes = s.options.Etcd.EnableWatchCache, s.options.Etcd.WatchCacheSizes
-	config.Schemes = []*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme}
+	config.Schemes = planning.Schemes
 	config.Keyring = s.ring
 	config.Binary, config.Emulation, config.MinCompatibility = s.plan.Binary, s.plan.Emulation, s.plan.MinCompatibility
 	config.Kinds = planning.Kinds(s.plan)

@@ -1,8 +1,6 @@
 package planning
 
 import (
-	"bytes"
-
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -12,19 +10,8 @@ import (
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 )
 
-// Decode says why an API server of this binary could not decode a value that is not encrypted:
-// it decodes values of built-in kinds into the types that the server works with, and of all
-// others, custom resources among them, no more than their JSON.
-func Decode(value []byte) error {
-	_, _, err := decode(value)
-	if runtime.IsNotRegisteredError(err) {
-		err = nil
-		if bytes.HasPrefix(bytes.TrimSpace(value), []byte("{")) {
-			_, _, err = unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
-		}
-	}
-	return err
-}
+// Schemes know all built-in kinds of Kubernetes.
+var Schemes = []*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme}
 
 // DecodeAs decodes a value of a built-in kind that is not encrypted, and converts it to a version
 // of its group, whatever version it is stored in.

@@ -6,15 +6,12 @@ import (
 	"slices"
 	"sync"
 
-	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/version"
 	apimachineryversion "k8s.io/apimachinery/pkg/version"
-	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
-	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	_ "k8s.io/kubernetes/pkg/controlplane" // installs every group into the scheme
 
 	"github.com/concord-dev/concord/compat"
@@ -31,7 +28,7 @@ func Lifecycles() []compat.Lifecycle { return slices.Clone(lifecycles()) }
 
 func readLifecycles() []compat.Lifecycle {
 	var all []compat.Lifecycle
-	for _, scheme := range []*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme} {
+	for _, scheme := range Schemes {
 		for gvk, goType := range scheme.AllKnownTypes() {
 			if l, ok := lifecycleOf(scheme, gvk, goType); ok {
 				all = append(all, l)

@@ -21,6 +21,7 @@ import (
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/stored"
 )
 
 // moduleDir returns the directory of a module's source.
@@ -272,6 +273,7 @@ func TestDecode(t *testing.T) {
 	encoded, err := runtime.Encode(protobuf.NewSerializer(legacyscheme.Scheme, legacyscheme.Scheme), secret)
 	must(t, err)
 	damaged := strings.Replace(string(encoded), "default", "\xff\xff\xff\xff\xff\xff\xff", 1)
+	decode := stored.Decodes(Schemes...)
 	for name, test := range map[string]struct {
 		value string
 		// why is a part of the reason; it is "" if the value decodes.
@@ -293,7 +295,7 @@ func TestDecode(t *testing.T) {
 		"a RangeAllocation with a damaged field": {value: `{"apiVersion":"v1","kind":"RangeAllocation","range":[]}`, why: "cannot unmarshal array"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			err := Decode([]byte(test.value))
+			err := decode([]byte(test.value))
 			if (err != nil) != (test.why != "") || err != nil && !strings.Contains(err.Error(), test.why) {
 				t.Errorf("got %v, want %q", err, test.why)
 			}

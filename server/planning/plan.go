@@ -14,7 +14,6 @@ import (
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	basecompatibility "k8s.io/component-base/compatibility"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
-	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/controlplane"
 
 	"github.com/concord-dev/concord/compat"
@@ -165,7 +164,7 @@ func withoutIdle(config map[string]string, rows []compat.Lifecycle) map[string]s
 
 // registered says whether this binary has types of the version.
 func registered(gv schema.GroupVersion) bool {
-	return slices.ContainsFunc([]*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme}, func(s *runtime.Scheme) bool {
+	return slices.ContainsFunc(Schemes, func(s *runtime.Scheme) bool {
 		return s.IsVersionRegistered(gv)
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"text/tabwriter"
 
 	"github.com/cockroachdb/datadriven"
-	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -17,7 +16,6 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	cliflag "k8s.io/component-base/cli/flag"
-	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 	"k8s.io/kubernetes/pkg/api/legacyscheme"
 	"k8s.io/kubernetes/pkg/controlplane"
 	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
@@ -42,7 +40,7 @@ func TestPlans(t *testing.T) {
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {
 			case "stored":
-				return stored(t, d)
+				return storedIn(t, d)
 			case "moved":
 				return moved(t, d)
 			case "served":
@@ -79,7 +77,7 @@ func groupResource(r compat.ResourcePlan) schema.GroupResource {
 	return schema.GroupResource{Group: r.Group, Resource: r.Resource}
 }
 
-func stored(t *testing.T, d *datadriven.TestData) string {
+func storedIn(t *testing.T, d *datadriven.TestData) string {
 	at := arg(d, "at")
 	moving := movingResources(t)
 	return table(func(w *tabwriter.Writer) {
@@ -339,8 +337,7 @@ func builtConfig(t *testing.T, change func(*controlplaneoptions.Options)) (*gene
 	completed, err := opts.Complete(t.Context(), nil, nil)
 	must(t, err)
 	config, _, factory, err := controlplaneapiserver.BuildGenericConfig(completed,
-		[]*runtime.Scheme{legacyscheme.Scheme, apiextensionsapiserver.Scheme, aggregatorscheme.Scheme},
-		controlplane.DefaultAPIResourceConfigSource(), generatedopenapi.GetOpenAPIDefinitions, nil)
+		Schemes, controlplane.DefaultAPIResourceConfigSource(), generatedopenapi.GetOpenAPIDefinitions, nil)
 	must(t, err)
 	return config, factory
 }
