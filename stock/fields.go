@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"maps"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
@@ -42,8 +44,8 @@ const (
 	fieldsPeriod = 10 * time.Second
 	// fieldsTries is how often an object is read again that others write.
 	fieldsTries = 5
-	// fieldsNamed bounds how many objects that cannot be written are named in an Event, whose message has 1,024 bytes. The log
-	// names all.
+	// fieldsNamed bounds how many objects that cannot be written are named in an Event, whose message has 1,024 bytes, and in
+	// the log at every try. The log names each of them once.
 	fieldsNamed = 5
 )
 
@@ -62,6 +64,9 @@ type fields struct {
 	// that failed, by definition and versions.
 	done   map[schema.GroupResource]string
 	failed *flowcontrol.Backoff
+	// told are hashes of the objects that the log has named, with the kind of error. An object of the same hash as another
+	// one would not be named.
+	told map[schema.GroupResource]sets.Set[uint64]
 }
 
 func newFields(config Config, c client.WithWatch, d *definitions) (*fields, error) {
@@ -80,6 +85,7 @@ func newFields(config Config, c client.WithWatch, d *definitions) (*fields, erro
 	return &fields{
 		definitions: d, objects: c, api: api, metadata: m, instance: config.Instance, clock: config.Clock, logger: config.Logger.WithName("managed-fields"),
 		turn: patchesPerSecond(int(config.MaxObjectsPerSecond)), done: map[schema.GroupResource]string{}, failed: failed,
+		told: map[schema.GroupResource]sets.Set[uint64]{},
 	}, nil
 }
 
@@ -108,6 +114,7 @@ func (f *fields) run(ctx context.Context) {
 // look looks through the resources that need it now. One resource that fails is put off, longer each time.
 func (f *fields) look(ctx context.Context) {
 	maps.DeleteFunc(f.done, func(gr schema.GroupResource, _ string) bool { return f.definitions.of(gr) == nil })
+	maps.DeleteFunc(f.told, func(gr schema.GroupResource, _ sets.Set[uint64]) bool { return f.definitions.of(gr) == nil })
 	f.failed.GC()
 	for _, crd := range f.definitions.all() {
 		gr := migrationv1alpha1.ResourceOf(crd)
@@ -123,6 +130,7 @@ func (f *fields) look(ctx context.Context) {
 		}
 		if err == nil {
 			f.failed.DeleteEntry(id)
+			delete(f.told, gr)
 			continue
 		}
 		f.failed.Next(id, f.clock.Now())
@@ -158,7 +166,7 @@ func (f *fields) one(ctx context.Context, crd *apiextensionsv1.CustomResourceDef
 		return nil
 	}
 	through, err := f.all(ctx, gr.WithVersion(stored), versions)
-	if through.cleaned+through.failed > 0 {
+	if through.cleaned > 0 {
 		f.logger.Info("managedFields named versions that are not served", "resource", gr.String(), "objects", through.cleaned, "failed", through.failed)
 	}
 	if err := errors.Join(err, through.err()); err != nil {
@@ -232,7 +240,9 @@ func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, 
 					case ctx.Err() != nil:
 						return ctx.Err()
 					case err != nil:
-						f.logger.Info("managedFields of an object cannot be cleaned", "resource", resource.GroupResource().String(), "namespace", m.Namespace, "name", m.Name, "reason", err.Error())
+						if f.untold(resource.GroupResource(), m, err) {
+							f.logger.Info("managedFields of an object cannot be cleaned", "resource", resource.GroupResource().String(), "namespace", m.Namespace, "name", m.Name, "reason", err.Error())
+						}
 						through.fail(cache.MetaObjectToName(m), err)
 					case changed:
 						through.cleaned++
@@ -244,6 +254,26 @@ func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, 
 		return page.Wait()
 	})
 	return through, err
+}
+
+// fieldsSeed is for the hashes of fields.told.
+var fieldsSeed = maphash.MakeSeed()
+
+// untold says whether the log has not told yet that the object cannot be written, for an error of this kind. The texts of
+// errors differ from try to try, for example by ports.
+func (f *fields) untold(gr schema.GroupResource, m *metav1.PartialObjectMetadata, err error) bool {
+	of := maphash.Comparable(fieldsSeed, struct {
+		object types.UID
+		reason metav1.StatusReason
+	}{m.UID, apierrors.ReasonForError(err)})
+	if f.told[gr].Has(of) {
+		return false
+	}
+	if f.told[gr] == nil {
+		f.told[gr] = sets.Set[uint64]{}
+	}
+	f.told[gr].Insert(of)
+	return true
 }
 
 // clean rewrites one object if necessary.

@@ -89,7 +89,7 @@ func (w *fieldsWorld) done() bool {
 }
 
 // TestFieldsOfBadObjects: objects that cannot be written are told in an Event and do not keep others from
-// being cleaned. The log names each of them. They are tried again after longer and longer pauses, without any request in between.
+// being cleaned. The log names each of them once for each kind of error. They are tried again after longer and longer pauses, without any request in between.
 func TestFieldsOfBadObjects(t *testing.T) {
 	const objects, bad = 20, 7
 	w := newFieldsWorld(t, objects)
@@ -110,12 +110,20 @@ func TestFieldsOfBadObjects(t *testing.T) {
 	if old := w.old(); len(old) != bad || old[bad-1] != bad-1 {
 		t.Errorf("entries are left in %v", old)
 	}
-	for i := range objects {
-		named := slices.DeleteFunc(slices.Clone(log), func(line string) bool { return !strings.Contains(line, fmt.Sprintf(`"name"=%q`, widgetName(i))) })
-		if i < bad && (len(named) != 1 || !strings.Contains(named[0], "the policy says no")) || i >= bad && len(named) > 0 {
-			t.Errorf("of %s it is logged: %q", widgetName(i), named)
+	logged := func(reasons ...string) {
+		t.Helper()
+		for i := range objects {
+			named := slices.DeleteFunc(slices.Clone(log), func(line string) bool { return !strings.Contains(line, fmt.Sprintf(`"name"=%q`, widgetName(i))) })
+			told := len(named) == len(reasons)
+			for j := range named {
+				told = told && strings.Contains(named[j], reasons[j])
+			}
+			if i < bad && !told || i >= bad && len(named) > 0 {
+				t.Errorf("of %s it is logged: %q", widgetName(i), named)
+			}
 		}
 	}
+	logged("the policy says no")
 	notes := w.events()
 	if len(notes) != 1 || !strings.Contains(notes[0], "7 objects cannot be written: default/w00000 (") || !strings.Contains(notes[0], "the policy says no") || !strings.HasSuffix(notes[0], "; and 2 more") {
 		t.Errorf("the events are %q", notes)
@@ -132,6 +140,18 @@ func TestFieldsOfBadObjects(t *testing.T) {
 	if lists := w.lists - before; lists < 5 || lists > 12 {
 		t.Errorf("%d lists in an hour", lists)
 	}
+	logged("the policy says no")
+	w.patched = func(i int) error {
+		if i < bad {
+			return apierrors.NewInternalError(errors.New("the webhook hangs"))
+		}
+		return nil
+	}
+	for range 2 {
+		w.clock.Step(time.Hour)
+		w.fields.look(t.Context())
+	}
+	logged("the policy says no", "the webhook hangs")
 	if w.done() {
 		t.Error("it counts as done")
 	}
