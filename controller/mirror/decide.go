@@ -92,7 +92,10 @@ func newCopy(gv schema.GroupVersion, m *storagemigrationv1.StorageVersionMigrati
 		Resource: migrationv1alpha1.GroupVersionResource{Group: m.Spec.Resource.Group, Resource: m.Spec.Resource.Resource},
 	}}
 	c.Name = copyName(m)
-	c.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(m, gv.WithKind(migrationv1alpha1.MigrationKind))}
+	owner := metav1.NewControllerRef(m, gv.WithKind(migrationv1alpha1.MigrationKind))
+	// With it, the admission plugin OwnerReferencesPermissionEnforcement would want permission for the original's finalizers.
+	owner.BlockOwnerDeletion = nil
+	c.OwnerReferences = []metav1.OwnerReference{*owner}
 	return c
 }
 

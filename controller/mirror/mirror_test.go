@@ -137,7 +137,7 @@ func TestLife(t *testing.T) {
 			if len(copies) != 1 || copies[0].Spec.Resource != (migrationv1alpha1.GroupVersionResource{Group: "example.com", Resource: "crontabs"}) {
 				t.Fatalf("copies %+v", copies)
 			}
-			if ref := copies[0].OwnerReferences[0]; ref.APIVersion != w.c.cfg.Served.String() || ref.UID != "one-uid" {
+			if ref := copies[0].OwnerReferences[0]; ref.APIVersion != w.c.cfg.Served.String() || ref.UID != "one-uid" || ref.BlockOwnerDeletion != nil {
 				t.Errorf("owner %+v", ref)
 			}
 			if m := &copies[0]; migrationv1alpha1.ViewMigration(m).Made || migrationv1alpha1.ViewMigration(m).Target.UID != "" {

@@ -4,21 +4,22 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/concord-dev/concord/e2e/beside"
 	"github.com/concord-dev/concord/e2e/beside/itself"
 	"github.com/concord-dev/concord/e2e/cluster"
-	"github.com/concord-dev/concord/stock"
 )
 
 func TestMain(m *testing.M) { itself.Main(m) }
 
 // TestOneServer has the stories beside one kube-apiserver, each with a custom resource of its own. The controllers have
-// the ServiceAccount of deploy's manifests, beside the guards. They wait less, and do migrations of Kubernetes' own API.
+// the ServiceAccount of deploy's manifests, beside the guards, and wait less. By default they do migrations of Kubernetes'
+// own API, since no kube-controller-manager is there. Owner references to objects that they may not change are refused.
 func TestOneServer(t *testing.T) {
 	c := beside.New(t, itself.Programs)
 	flags, log := audited(c)
-	a := c.APIServer("a", append(flags, "--runtime-config=storagemigration.k8s.io/v1=true")...)
+	a := c.APIServer("a", append(flags, "--runtime-config=storagemigration.k8s.io/v1=true", "--enable-admission-plugins=OwnerReferencesPermissionEnforcement")...)
 	t.Run("OnlyAsStored", func(t *testing.T) { testOnlyAsStored(t, a.For(t)) }) // without controllers
 
 	installed, err := beside.Manifests(deployed)
@@ -26,7 +27,7 @@ func TestOneServer(t *testing.T) {
 	a.Install(installed)
 	config := itself.Quick()
 	config.LeaderElect, config.ElectionNamespace, config.InstallDefinitions, config.CleanFields = true, beside.DeployedNamespace, false, true
-	config.Address, config.Mirror, config.Settings.PruneAfter = cluster.FreeAddress(t), stock.MirrorAlways, 0
+	config.Address, config.MirrorAfter, config.Settings.PruneAfter = cluster.FreeAddress(t), 3*time.Second, 0
 	a.ControllersAs("controllers", a.DeployedToken(), config)
 	t.Run("DeployedPermissions", func(t *testing.T) { testDeployedPermissions(t, a.For(t), installed, log, config.Address) })
 	t.Run("States", func(t *testing.T) { testStates(t, a.For(t)) })

@@ -99,9 +99,6 @@ var (
 		anywhere: []rbacv1.PolicyRule{
 			may(storagemigrationv1.GroupName, "storageversionmigrations", "get", "list", "watch"),
 			may(storagemigrationv1.GroupName, "storageversionmigrations/status", "update"),
-			// Copies have their original as owner, which the admission plugin
-			// OwnerReferencesPermissionEnforcement wants permission for.
-			may(storagemigrationv1.GroupName, "storageversionmigrations/finalizers", "update"),
 			may(migrationv1alpha1.GroupName, "storageversionmigrations", "list", "watch", "create", "delete"),
 			may(apiextensionsv1.GroupName, "customresourcedefinitions", "get"),
 			may(apiextensionsv1.GroupName, "customresourcedefinitions/status", "update"),

@@ -132,8 +132,6 @@ var seldom = []string{
 	"trigger events", "trigger storageversionmigrations/status", "migrator events", "skew events",
 	// It is for resources without a store.
 	"migrator apiservices",
-	// An admission plugin asks for it, inside of the server.
-	"mirror storageversionmigrations/finalizers",
 }
 
 // actor returns the user as which a request was answered.
