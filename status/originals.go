@@ -19,7 +19,8 @@ type Originals struct {
 }
 
 // leftAlone returns the problems of unfinished migrations of storagemigration.k8s.io that nobody here does, in
-// clusters whose servers do not report. Servers that report do them.
+// clusters whose servers do not report. Servers that report do them. With which --mirror and --mirror-after concord
+// controllers run is not known here.
 func (o Observed) leftAlone() (problems []Problem) {
 	if len(o.StorageVersions) > 0 {
 		return nil
@@ -41,6 +42,9 @@ func (o Observed) leftAlone() (problems []Problem) {
 		if judged.Off {
 			p.Text = fmt.Sprintf("the migration %s of storagemigration.k8s.io is done by nobody: %s", m.Name, judged.Why)
 			p.Do, p.Run = "have it done", "concord controllers --mirror=auto"
+			if len(o.States) > 0 && o.idle().Kind == "" {
+				p.Do, p.Run = "see the flags of concord controllers: they do it when it was left alone for as long as --mirror-after says, and never with --mirror=never", ""
+			}
 		}
 		problems = append(problems, p)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
@@ -121,7 +122,11 @@ func (m *mirroring) judge(ctx context.Context) (observed.InTree, error) {
 	if err := m.known.List(ctx, list); err != nil {
 		return observed.InTree{}, fmt.Errorf("list migrations of %s: %w", m.served, err)
 	}
-	return observed.JudgeInTree(m.config.Clock.Now(), lease, list.Items, m.config.MirrorAfter), nil
+	judged := observed.JudgeInTree(m.config.Clock.Now(), lease, list.Items, m.config.MirrorAfter)
+	if !judged.Since.IsZero() {
+		judged.Why += ", which counts from " + judged.Since.Add(m.config.MirrorAfter).UTC().Format(time.TimeOnly) + " on"
+	}
+	return judged, nil
 }
 
 // tell logs a message unless it was the last one.

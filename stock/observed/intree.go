@@ -27,6 +27,9 @@ type InTree struct {
 	Off bool
 	// Why says what was seen, or what is waited for.
 	Why string
+	// Since is since when the migrator is seen to leave a migration alone, which is not for long enough yet; zero if it
+	// leaves none alone.
+	Since time.Time
 }
 
 // AlphaMigrations is the version of storagemigration.k8s.io in 1.34 and older, where it is off by default.
@@ -60,7 +63,6 @@ func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrat
 		}
 	}
 	waits := InTree{Why: "its migrator is on unless it leaves a migration alone, and there is none"}
-	var soonest time.Time
 	for i := range all {
 		m := &all[i]
 		begin, end := m.CreationTimestamp.Time, endOf(m)
@@ -81,9 +83,9 @@ func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrat
 		if left := end.Sub(begin); left >= untouched {
 			return InTree{Off: true, Why: fmt.Sprintf("%s, and %s was left alone for %v", who, m.Name, left.Round(time.Second))}
 		}
-		if open && (soonest.IsZero() || begin.Before(soonest)) {
-			soonest = begin
-			waits.Why = fmt.Sprintf("%s, and may begin %s until %s", who, m.Name, begin.Add(untouched).UTC().Format(time.TimeOnly))
+		if open && (waits.Since.IsZero() || begin.Before(waits.Since)) {
+			waits.Since = begin
+			waits.Why = fmt.Sprintf("%s, and has left %s alone since %s", who, m.Name, begin.UTC().Format(time.TimeOnly))
 		}
 	}
 	return waits
