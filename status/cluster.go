@@ -24,6 +24,8 @@ type Cluster struct {
 	Servers []servers.Server `json:"servers"`
 	// Counts are of the resources that servers store.
 	Counts Counts `json:"resources"`
+	// Do is what to do where nothing is migrated, because only stock servers serve and nothing tells of concord controllers.
+	Do string `json:"do,omitempty"`
 	// Problems are the cluster's problems, the most urgent first.
 	Problems []Problem `json:"problems"`
 	// Settling explains why servers do not agree yet on resources for which that passes by itself.
@@ -97,6 +99,9 @@ func Of(o Observed) Cluster {
 		}
 		c.Rows = append(c.Rows, row)
 	}
+	if c.bare() && len(o.Unread) == 0 {
+		c.Do = o.begin()
+	}
 	slices.SortStableFunc(c.Rows, func(a, b Row) int { return cmp.Compare(a.State.Rank(), b.State.Rank()) })
 	for _, server := range x.servers {
 		if p := problemOf(server, waits[server.ID]); p.Kind != "" {
@@ -116,6 +121,22 @@ func Of(o Observed) Cluster {
 		return cmp.Or(cmp.Compare(slices.Index(order, a.State), slices.Index(order, b.State)), cmp.Compare(begun(a), begun(b)))
 	})
 	return c
+}
+
+// bare reports whether only stock servers serve, and no StorageState tells of concord controllers.
+func (c Cluster) bare() bool {
+	return c.Counts.Stored == 0 && len(c.Servers) > 0 && !slices.ContainsFunc(c.Servers, func(s servers.Server) bool { return s.Silence != agree.Stock })
+}
+
+// begin is what has concord controllers write StorageStates.
+func (o Observed) begin() string {
+	states := func(crd apiextensionsv1.CustomResourceDefinition) bool {
+		return crd.Name == migrationv1alpha1.StorageStates.String()
+	}
+	if slices.ContainsFunc(o.CRDs, states) {
+		return "see that concord controllers run, and what their log says: their CustomResourceDefinitions are here, and they have written nothing"
+	}
+	return "install concord controllers (docs/stock.md); if they run already, somebody has deleted their CustomResourceDefinitions: apply their manifests again, or start them again with --install-crds"
 }
 
 // problems returns the problems of one resource, without those of servers that it waits for.

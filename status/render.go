@@ -12,7 +12,6 @@ import (
 	"github.com/mitchellh/go-wordwrap"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/status/prose"
 	"github.com/concord-dev/concord/status/servers"
 )
@@ -58,6 +57,9 @@ func (s Style) wrapped(first, rest, text string) string {
 func (c Cluster) Text(s Style) string {
 	var text strings.Builder
 	text.WriteString(s.paint(bold, s.wrapped("", "", c.Headline())))
+	if c.Do != "" {
+		text.WriteString(s.wrapped("  do: ", "      ", c.Do))
+	}
 	for _, u := range c.Unread {
 		text.WriteString(s.wrapped("? ", "  ", u))
 	}
@@ -153,7 +155,7 @@ func (c Cluster) Headline() string {
 		serve = fmt.Sprintf("%d of %s %s", serving, prose.Count(len(c.Servers), "server"), prose.Plural(len(c.Servers), "serves", "serve"))
 	}
 	n := c.Counts
-	if n.Stored == 0 && !slices.ContainsFunc(c.Servers, func(s servers.Server) bool { return s.Silence != agree.Stock }) {
+	if c.bare() {
 		return serve + ", without Concord, and no StorageState tells of concord controllers: nothing is migrated here"
 	}
 	if n.Stored == n.Settled {
