@@ -16,6 +16,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/status/servers"
+	"github.com/concord-dev/concord/stock/observed"
 )
 
 // index finds observed objects by their resource.
@@ -58,7 +59,7 @@ type resource struct {
 	// unlooked is how long nobody has looked at the resource to write its StorageState; 0 if there is none.
 	unlooked time.Duration
 	// moved is whether the definition stores another version than the StorageState says, where no server reports: nobody
-	// has looked at it since. Only an Answer about the resource knows it: for the status definitions are not read in whole.
+	// has looked at it since.
 	moved bool
 }
 
@@ -96,6 +97,9 @@ func indexed(o Observed) *index {
 	for _, r := range x.of {
 		r.settle()
 		r.unserved = r.gone() && !silent
+		if r.changed() {
+			x.move(r)
+		}
 	}
 	return x
 }
@@ -137,6 +141,23 @@ func (r *resource) settle() {
 	}
 	r.stored = evolve.StoredSet(state, sv)
 	r.agreement, _ = sv.Agreement()
+}
+
+// changed reports whether the StorageState says that it does not account for the definition as it is. The definition's
+// metadata are enough for that.
+func (r *resource) changed() bool {
+	if r.crd == nil || r.state == nil || r.isDeleted() {
+		return false
+	}
+	seen := r.state.Annotations[migrationv1alpha1.DefinitionAnnotation]
+	return seen != "" && seen != string(observed.RevisionOf(string(r.crd.UID), r.crd.Generation))
+}
+
+// move takes note of a definition that stores another version than the StorageState says, where no server reports.
+func (x *index) move(r *resource) {
+	if !x.stockAnswered && r.version == nil && r.common != "" && r.common.Plain() != r.target().Plain() {
+		r.moved, r.common = true, ""
+	}
 }
 
 // gone says whether no server reports the resource any more.

@@ -67,9 +67,7 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	}
 	a := Answer{Resource: gr.String(), Problems: []Problem{}, Counted: "by a census of raw etcd"}
 	target := r.target()
-	if !x.stockAnswered && r.version == nil && r.common != "" && r.common.Plain() != target.Plain() {
-		r.moved, r.common = true, ""
-	}
+	x.move(r) // also beside older controllers, whose StorageStates do not say which definition they account for
 	a.Target = string(target)
 	if counted.Objects == nil {
 		a.Counted = "by the stored set; objects were not counted"
