@@ -100,6 +100,16 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	return a, nil
 }
 
+// InOneVersion reports whether all objects of a resource are known to be in the encoding that all servers agree on.
+func InOneVersion(o Observed, gr schema.GroupResource) bool {
+	x := indexed(o)
+	r, known := x.of[gr]
+	if known {
+		x.move(r)
+	}
+	return known && r.settled()
+}
+
 // target returns the encoding that every object should have: the storage version of a custom resource's definition,
 // else the encoding that servers agree on.
 func (r *resource) target() agree.Encoding {

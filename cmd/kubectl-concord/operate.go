@@ -30,8 +30,8 @@ type change struct {
 	done string
 	// apply changes the spec; false if it is so already.
 	apply func(*migrationv1alpha1.StorageVersionMigration) bool
-	// remove: the migration is deleted. deleted: its CRD is being deleted, so that Concord would not make it again.
-	remove, deleted bool
+	// remove: the migration is deleted. needless: Concord would not make it again.
+	remove, needless bool
 }
 
 func paused(yes bool) change {
@@ -85,7 +85,8 @@ func newCancelCommand(p *plugin) *cobra.Command {
 that are already migrated stay migrated.
 
 Migrations that Concord created itself, because objects are not in the version that all servers
-agree on, are left alone: Concord would create them again at once. Pause them instead.`
+agree on, are left alone: Concord would create them again at once. Pause them instead. They are
+cancelled if all objects are in that version by now, or their CRD is being deleted.`
 	return cmd
 }
 
@@ -157,8 +158,8 @@ func (p *plugin) change(ctx context.Context, out io.Writer, args []string, what 
 			return err
 		}
 		live, crd := liveOf(o, gr), definitionOf(o, gr)
-		what.deleted = crd != nil && crd.DeletionTimestamp != nil
-		if len(live) == 0 && !what.remove && !what.deleted && isDue(o, gr) {
+		what.needless = crd != nil && crd.DeletionTimestamp != nil || status.InOneVersion(o, gr)
+		if len(live) == 0 && !what.remove && !what.needless && isDue(o, gr) {
 			return fmt.Errorf("%s has no migration under way yet: Concord makes one as soon as it can, and kubectl concord why %s says what it waits for; or ask for one with kubectl concord migrate %s: it waits for the same, but you can pause and throttle it while it waits", gr, gr, gr)
 		}
 		if len(live) == 0 {
@@ -239,7 +240,7 @@ func liveOf(o status.Observed, gr schema.GroupResource) (live []*migrationv1alph
 // apply makes one change and returns what was done.
 func (c *cluster) apply(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, what change, dryRun bool) (string, error) {
 	if what.remove {
-		return what.done, c.cancel(ctx, m, what.deleted, dryRun)
+		return what.done, c.cancel(ctx, m, what.needless, dryRun)
 	}
 	before := client.MergeFrom(m.DeepCopy())
 	if !what.apply(m) {
@@ -252,11 +253,11 @@ func (c *cluster) apply(ctx context.Context, m *migrationv1alpha1.StorageVersion
 }
 
 // cancel deletes a migration. If the migration is a copy of one of storagemigration.k8s.io, it deletes the original,
-// because the copy alone would be created again. deleted says that the definition is being deleted.
-func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, deleted, dryRun bool) error {
+// because the copy alone would be created again. needless says that one that Concord made would not be made again.
+func (c *cluster) cancel(ctx context.Context, m *migrationv1alpha1.StorageVersionMigration, needless, dryRun bool) error {
 	// One that was paused or throttled may have lost its label.
 	own := m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger || m.Annotations[migrationv1alpha1.AttemptAnnotation] != ""
-	if own && !deleted {
+	if own && !needless {
 		gr := migrationv1alpha1.Resource(m)
 		if m.Spec.Paused {
 			return madeAgain(fmt.Sprintf("migration %s was made by Concord itself, and would be made again; it is paused already", m.Name))

@@ -33,6 +33,10 @@ func TestChangeAll(t *testing.T) {
 	}{
 		"one of a definition that goes": {args: widgets, migrations: []string{`{"name": "own", "uid": "o", "annotations": {"concord.dev/attempt": "1"}}`}, what: change{done: "cancelled", remove: true},
 			out: "widgets.example.com: cancelled: migration own\n", deleted: []string{"own"}, lists: map[string]string{definitions: `{"metadata": {"name": "widgets.example.com", "deletionTimestamp": "2026-11-24T10:02:00Z"}, ` + spec + `}`}},
+		"one of a resource that is in one version by now": {args: widgets, migrations: []string{own}, what: change{done: "cancelled", remove: true},
+			out: "widgets.example.com: cancelled: migration own\n", deleted: []string{"own"}, lists: map[string]string{definitions: `{"metadata": {"name": "widgets.example.com"}, ` + strings.ReplaceAll(spec, "v2", "v1") + `}`, states: state}},
+		"one of a resource whose definition stores another version now": {args: widgets, migrations: []string{own}, what: change{done: "cancelled", remove: true},
+			err: kept, lists: map[string]string{definitions: `{"metadata": {"name": "widgets.example.com"}, ` + spec + `}`, states: state}},
 		"one that is due": {args: widgets, what: paused(true), lists: map[string]string{definitions: `{"metadata": {"name": "widgets.example.com"}, ` + spec + `}`, states: state},
 			err: "widgets.example.com has no migration under way yet: Concord makes one as soon as it can, and kubectl concord why widgets.example.com says what it waits for; or ask for one with kubectl concord migrate widgets.example.com: it waits for the same, but you can pause and throttle it while it waits"},
 		"one that is not due": {args: widgets, what: paused(true), lists: map[string]string{definitions: `{"metadata": {"name": "widgets.example.com"}, ` + strings.ReplaceAll(spec, "v2", "v1") + `}`, states: state},
