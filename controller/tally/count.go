@@ -33,16 +33,17 @@ type lease struct {
 type phase string
 
 const (
-	pending   phase = "Pending"
-	waiting   phase = "WaitingForAgreement"
-	running   phase = "Running"
-	retrying  phase = "Retrying"
-	paused    phase = "Paused"
-	succeeded phase = "Succeeded"
-	failed    phase = "Failed"
+	pending    phase = "Pending"
+	waiting    phase = "WaitingForAgreement"
+	running    phase = "Running"
+	retrying   phase = "Retrying"
+	paused     phase = "Paused"
+	succeeded  phase = "Succeeded"
+	failed     phase = "Failed"
+	superseded phase = "Superseded"
 )
 
-var phases = []phase{pending, waiting, running, retrying, paused, succeeded, failed}
+var phases = []phase{pending, waiting, running, retrying, paused, succeeded, failed, superseded}
 
 // count makes a tally of the objects.
 func count(states []migrationv1alpha1.StorageState, migrations []migrationv1alpha1.StorageVersionMigration, leases []coordinationv1.Lease) *tally {
@@ -100,6 +101,8 @@ func phaseOf(m *migrationv1alpha1.StorageVersionMigration) phase {
 	view := migrationv1alpha1.ViewMigration(m)
 	condition := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
 	switch {
+	case view.Phase == evolve.Failed && migrationv1alpha1.Superseded(migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed).Reason):
+		return superseded
 	case view.Phase == evolve.Failed:
 		return failed
 	case view.Phase == evolve.Succeeded:

@@ -150,11 +150,12 @@ func TestPhases(t *testing.T) {
 		waiting: func(m *migrationv1alpha1.StorageVersionMigration) {
 			migrationv1alpha1.SetWaiting(m, "why", metav1.Now())
 		},
-		running:   condition(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting),
-		retrying:  condition(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying),
-		paused:    condition(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused),
-		succeeded: condition(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded),
-		failed:    condition(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed),
+		running:    condition(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting),
+		retrying:   condition(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying),
+		paused:     condition(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonPaused),
+		succeeded:  condition(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded),
+		failed:     condition(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed),
+		superseded: condition(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonStorageVersionChanged),
 	} {
 		if got := phaseOf(migrationOf("widgets", "m", 0, change)); got != want {
 			t.Errorf("%s, want %s", got, want)

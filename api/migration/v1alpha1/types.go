@@ -232,10 +232,12 @@ const (
 // MigrationPhase is how far a migration is, in one word.
 type MigrationPhase string
 
-// The phases are the types of the conditions, and these two.
+// The phases are the types of the conditions, and these.
 const (
 	PhasePending MigrationPhase = "Pending"
 	PhasePaused  MigrationPhase = "Paused"
+	// PhaseSuperseded is in place of Failed where the reason is one of Superseded.
+	PhaseSuperseded MigrationPhase = PastSuperseded
 )
 
 // MigrationCondition is one observation of a migration.
@@ -253,7 +255,7 @@ type MigrationCondition struct {
 
 // StorageVersionMigrationStatus describes the progress of the migration.
 type StorageVersionMigrationStatus struct {
-	// Phase is Pending, Running, Paused, Succeeded or Failed, as the conditions say in more
+	// Phase is Pending, Running, Paused, Succeeded, Failed or Superseded, as the conditions say in more
 	// words (beyond kube-storage-version-migrator).
 	// +optional
 	Phase MigrationPhase `json:"phase,omitempty"`

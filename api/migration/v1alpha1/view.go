@@ -263,8 +263,11 @@ func SetCondition(m *StorageVersionMigration, t MigrationConditionType, reason, 
 			c.Status, c.LastUpdateTime, c.Reason, c.Message = corev1.ConditionFalse, now, reason, ""
 		}
 	}
-	if m.Status.Phase = MigrationPhase(t); reason == ReasonPaused {
+	switch m.Status.Phase = MigrationPhase(t); {
+	case reason == ReasonPaused:
 		m.Status.Phase = PhasePaused
+	case t == MigrationFailed && Superseded(reason):
+		m.Status.Phase = PhaseSuperseded
 	}
 	m.Status.set(MigrationCondition{Type: t, Status: corev1.ConditionTrue, LastUpdateTime: now, Reason: reason, Message: message})
 }

@@ -158,9 +158,11 @@ func TestSetCondition(t *testing.T) {
 	if view := ViewMigration(m); view.Phase != evolve.Failed || !view.Ended.Equal(second.Time) {
 		t.Errorf("view %+v", view)
 	}
-	SetCondition(m, MigrationFailed, ReasonObjectsFailed, "again", second)
-	if len(m.Status.Conditions) != 2 {
-		t.Errorf("%d conditions, want one of each type", len(m.Status.Conditions))
+	for reason, phase := range map[string]MigrationPhase{ReasonObjectsFailed: MigrationPhase(MigrationFailed), ReasonAgreementLost: PhaseSuperseded} {
+		SetCondition(m, MigrationFailed, reason, "again", second)
+		if len(m.Status.Conditions) != 2 || m.Status.Phase != phase {
+			t.Errorf("%s: phase %s, want %s, and %d conditions, want one of each type", reason, m.Status.Phase, phase, len(m.Status.Conditions))
+		}
 	}
 }
 
