@@ -99,17 +99,14 @@ func Of(o Observed) Cluster {
 		}
 		c.Rows = append(c.Rows, row)
 	}
-	if c.bare() && len(o.Unread) == 0 {
-		c.Do = o.begin()
-	}
+	c.Do = o.begin(c)
 	slices.SortStableFunc(c.Rows, func(a, b Row) int { return cmp.Compare(a.State.Rank(), b.State.Rank()) })
 	for _, server := range x.servers {
 		if p := problemOf(server, waits[server.ID]); p.Kind != "" {
 			problems = append(problems, p)
 		}
 	}
-	problems = append(problems, x.ofCluster()...)
-	c.Problems = append(c.Problems, gathered(append(problems, o.leftAlone()...))...)
+	c.Problems = append(c.Problems, gathered(slices.Concat(problems, x.ofCluster(), o.leftAlone()))...)
 	order := []string{Running, Proving, Retrying, Pending, IsWaits, IsPaused}
 	begun := func(m Moving) int {
 		if m.LeftBy != "" {
@@ -128,8 +125,11 @@ func (c Cluster) bare() bool {
 	return c.Counts.Stored == 0 && len(c.Servers) > 0 && !slices.ContainsFunc(c.Servers, func(s servers.Server) bool { return s.Silence != agree.Stock })
 }
 
-// begin is what has concord controllers write StorageStates.
-func (o Observed) begin() string {
+// begin is what has concord controllers write StorageStates; empty where they need not be told, or it is not known.
+func (o Observed) begin(c Cluster) string {
+	if !c.bare() || len(o.Unread) > 0 {
+		return ""
+	}
 	states := func(crd apiextensionsv1.CustomResourceDefinition) bool {
 		return crd.Name == migrationv1alpha1.StorageStates.String()
 	}
