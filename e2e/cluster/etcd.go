@@ -3,6 +3,7 @@ package cluster
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -64,7 +65,13 @@ func Endpoint(t testing.TB, dataDir string) string {
 // It is closed with the test.
 func Connect(t testing.TB, endpoints ...string) *clientv3.Client {
 	t.Helper()
-	client, err := testbed.Connect(endpoints...)
+	return connect(t, nil, endpoints...)
+}
+
+// connect is Connect for an etcd with TLS, if trusting is not nil.
+func connect(t testing.TB, trusting *tls.Config, endpoints ...string) *clientv3.Client {
+	t.Helper()
+	client, err := testbed.Connect(trusting, endpoints...)
 	if err != nil {
 		t.Fatal(err)
 	}

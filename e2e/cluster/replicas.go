@@ -11,10 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	certutil "k8s.io/client-go/util/cert"
 
 	testbed "github.com/concord-dev/concord/testbed/cluster"
@@ -25,56 +23,66 @@ import (
 func NewReplicated(t testing.TB, members int) *Cluster {
 	t.Helper()
 	c := newCluster(t)
-	var initial, endpoints []string
-	described := make([]member, members)
-	for i := range described {
-		m := member{name: fmt.Sprintf("etcd%d", i), peer: "http://" + FreeAddress(t)}
-		m.dir = c.Path(m.name)
-		if err := os.MkdirAll(m.dir, 0o700); err != nil {
+	var clients, peers []string
+	for i := range members {
+		dir := c.Path(memberName(i))
+		if err := os.MkdirAll(dir, 0o700); err != nil {
 			t.Fatal(err)
 		}
-		m.client = Endpoint(t, m.dir)
-		initial, endpoints, described[i] = append(initial, m.name+"="+m.peer), append(endpoints, m.client), m
+		clients, peers = append(clients, Endpoint(t, dir)), append(peers, "http://"+FreeAddress(t))
 	}
-	for _, m := range described {
-		c.Members = append(c.Members, m.start(t, c.Dir, strings.Join(initial, ",")))
-	}
+	c.Members = startMembers(t, c.Dir, clients, peers, nil)
 	for _, e := range c.Members {
 		e.WaitReady()
 	}
-	c.connect(endpoints...)
+	c.connect(clients...)
 	return c
 }
 
-// member is one of several etcds that replicate each other. client and peer are URLs.
-type member struct{ name, dir, client, peer string }
+func memberName(i int) string { return fmt.Sprint("etcd", i) }
 
-func (m member) start(t testing.TB, logDir, initial string) *Etcd {
+// startMembers starts an etcd whose members have these URLs for clients and peers, and further flags. Their files are in
+// dir. trusting is for clients of an etcd with TLS.
+func startMembers(t testing.TB, dir string, clients, peers []string, trusting *tls.Config, flags ...string) (members []*Etcd) {
 	t.Helper()
-	flags := append(testbed.EtcdFlags(filepath.Join(m.dir, "etcd"), m.client, m.peer), "--name="+m.name, "--initial-cluster="+initial, noFsync)
-	program := &process.Program{Name: m.name, Log: filepath.Join(logDir, m.name+".log"), Command: func() (*exec.Cmd, error) {
-		// A member that was killed has left its socket behind.
-		if err := os.Remove(strings.TrimPrefix(m.client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
-		}
-		return process.Self(EtcdProgram, flags...), nil
-	}}
-	e := &Etcd{Process: adopt(t, program), Etcd: &testbed.Etcd{Program: program, Endpoint: m.client, Raw: Connect(t, m.client)}}
-	e.Start()
-	return e
+	var initial []string
+	for i, peer := range peers {
+		initial = append(initial, memberName(i)+"="+peer)
+	}
+	for i, client := range clients {
+		name := memberName(i)
+		own := slices.Concat(testbed.EtcdFlags(filepath.Join(dir, name, "etcd"), client, peers[i]),
+			[]string{"--name=" + name, "--initial-cluster=" + strings.Join(initial, ","), noFsync}, flags)
+		program := &process.Program{Name: name, Log: filepath.Join(dir, name+".log"), Command: func() (*exec.Cmd, error) {
+			// A member that was killed has left its socket behind.
+			if err := os.Remove(strings.TrimPrefix(client, "unix://")); err != nil && !errors.Is(err, os.ErrNotExist) {
+				return nil, err
+			}
+			return process.Self(EtcdProgram, own...), nil
+		}}
+		e := &Etcd{Process: adopt(t, program), Etcd: &testbed.Etcd{Program: program, Endpoint: client, Raw: connect(t, trusting, client)}}
+		e.Start()
+		members = append(members, e)
+	}
+	return members
 }
 
 // Leader waits until the replicated etcd has a leader that is not one of these members, and
 // returns its index in Members.
-func (c *Cluster) Leader(but ...*Etcd) (leader int) {
+func (c *Cluster) Leader(but ...*Etcd) int {
 	c.T.Helper()
-	Eventually(c.T, etcdStartTimeout, "etcd has a leader", func(ctx context.Context) error {
+	return leaderOf(c.T, c.Members, but...)
+}
+
+func leaderOf(t testing.TB, members []*Etcd, but ...*Etcd) (leader int) {
+	t.Helper()
+	Eventually(t, etcdStartTimeout, "etcd has a leader", func(ctx context.Context) error {
 		var errs []error
-		for i, e := range c.Members {
+		for i, e := range members {
 			if e.Ended() || slices.Contains(but, e) {
 				continue
 			}
-			leads, err := leading(ctx, e.Raw, e.Endpoint)
+			leads, err := e.leads(ctx)
 			if leads {
 				leader = i
 				return nil
@@ -86,11 +94,11 @@ func (c *Cluster) Leader(but ...*Etcd) (leader int) {
 	return leader
 }
 
-// leading asks a member of etcd whether it leads the others.
-func leading(ctx context.Context, raw *clientv3.Client, endpoint string) (bool, error) {
+// leads asks a member of an etcd whether it leads the others.
+func (e *Etcd) leads(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, leaderTimeout)
 	defer cancel()
-	status, err := raw.Status(ctx, endpoint)
+	status, err := e.Raw.Status(ctx, e.Endpoint)
 	return err == nil && status.Leader == status.Header.MemberId, err
 }
 
@@ -117,7 +125,7 @@ type ReplicatedEtcd struct {
 	Flags []string
 
 	t       testing.TB
-	members map[string]*Process // by endpoint
+	members []*Etcd
 }
 
 // StartReplicatedEtcd starts an etcd, with its files in dir, and waits until it answers.
@@ -131,31 +139,18 @@ func StartReplicatedEtcd(t testing.TB, dir string) *ReplicatedEtcd {
 	if err := errors.Join(os.WriteFile(cert, certificate, 0o600), os.WriteFile(private, key, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	var clients, peers, initial []string
-	for i := range 3 {
-		clients, peers = append(clients, "https://"+FreeAddress(t)), append(peers, "https://"+FreeAddress(t))
-		initial = append(initial, fmt.Sprintf("m%d=%s", i, peers[i]))
-	}
-	e := &ReplicatedEtcd{t: t, members: map[string]*Process{}, Flags: []string{"--etcd-servers=" + strings.Join(clients, ","), "--etcd-cafile=" + cert}}
-	for i, client := range clients {
-		name := fmt.Sprintf("m%d", i)
-		flags := append(testbed.EtcdFlags(filepath.Join(dir, name), client, peers[i]), noFsync, "--name="+name,
-			"--initial-cluster="+strings.Join(initial, ","), "--cert-file="+cert, "--key-file="+private, "--peer-auto-tls")
-		e.members[client] = NewProcess(t, name, dir, func() *exec.Cmd { return process.Self(EtcdProgram, flags...) })
-		e.members[client].Start()
-	}
 	pool, err := certutil.NewPool(cert)
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.Raw, err = clientv3.New(clientv3.Config{
-		Endpoints: clients, TLS: &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}, Logger: zap.NewNop(),
-		DialKeepAliveTime: 10 * time.Second, DialKeepAliveTimeout: 3 * time.Second,
-	})
-	if err != nil {
-		t.Fatal(err)
+	var clients, peers []string
+	for range 3 {
+		clients, peers = append(clients, "https://"+FreeAddress(t)), append(peers, "https://"+FreeAddress(t))
 	}
-	closeLater(t, e.Raw)
+	trusting := &tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12}
+	e := &ReplicatedEtcd{t: t, Flags: []string{"--etcd-servers=" + strings.Join(clients, ","), "--etcd-cafile=" + cert}}
+	e.members = startMembers(t, dir, clients, peers, trusting, "--cert-file="+cert, "--key-file="+private, "--peer-auto-tls")
+	e.Raw = connect(t, trusting, clients...)
 	Eventually(t, etcdStartTimeout, "etcd answers", func(ctx context.Context) error { return testbed.Answers(ctx, e.Raw) })
 	return e
 }
@@ -163,17 +158,5 @@ func StartReplicatedEtcd(t testing.TB, dir string) *ReplicatedEtcd {
 // KillLeader kills the member that leads the others, and so has them elect another one.
 func (e *ReplicatedEtcd) KillLeader() {
 	e.t.Helper()
-	Eventually(e.t, etcdStartTimeout, "etcd has a leader", func(ctx context.Context) error {
-		for client, member := range e.members {
-			leads, err := leading(ctx, e.Raw, client)
-			if err != nil {
-				return err
-			}
-			if leads {
-				member.Kill()
-				return nil
-			}
-		}
-		return errors.New("no member is it")
-	})
+	e.members[leaderOf(e.t, e.members)].Kill()
 }

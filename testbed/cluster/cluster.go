@@ -63,7 +63,7 @@ func (c *Cluster) Path(name string) string { return filepath.Join(c.Dir, name) }
 // Connect sets the addresses of etcd and makes the client Raw. The etcd need not run yet.
 func (c *Cluster) Connect(endpoints ...string) (err error) {
 	c.Endpoint = strings.Join(endpoints, ",")
-	c.Raw, err = Connect(endpoints...)
+	c.Raw, err = Connect(nil, endpoints...)
 	return err
 }
 
@@ -105,7 +105,7 @@ func NewEtcd(name, dir, log string, environment ...string) (*Etcd, error) {
 	if e.Endpoint, err = Endpoint(dir); err != nil {
 		return nil, err
 	}
-	e.Raw, err = Connect(e.Endpoint)
+	e.Raw, err = Connect(nil, e.Endpoint)
 	return e, err
 }
 

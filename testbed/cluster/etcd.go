@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
@@ -69,12 +70,13 @@ func removeSocket(endpoint, dir string) error {
 	return os.RemoveAll(filepath.Dir(socket))
 }
 
-// Connect returns a client for an etcd of one or several members, which need not run yet.
-func Connect(endpoints ...string) (*clientv3.Client, error) {
+// Connect returns a client for an etcd of one or several members, which need not run yet. secure is nil without TLS.
+func Connect(secure *tls.Config, endpoints ...string) (*clientv3.Client, error) {
 	reconnect := backoff.DefaultConfig
 	reconnect.MaxDelay = time.Second
 	client, err := clientv3.New(clientv3.Config{
 		Endpoints: endpoints,
+		TLS:       secure,
 		Logger:    zap.NewNop(),
 		// By keepalives the client notices that a member does not answer any more, and asks another one.
 		DialKeepAliveTime: keepaliveTime, DialKeepAliveTimeout: keepaliveTimeout,
