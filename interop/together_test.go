@@ -58,7 +58,9 @@ func TestTogether(t *testing.T) {
 	slow.Terminate()
 	deployed(a, nil)
 	w.AwaitPruned(objects)
-	writing.Stop("v2")
+	if writing.Stop() == 0 {
+		t.Error("nothing was written meanwhile")
+	}
 	if err := w.TakeOut(); err != nil {
 		t.Fatalf("take out v1: %v", err)
 	}

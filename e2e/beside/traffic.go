@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/testbed/load"
 )
 
 // writtenAnnotation is the annotation into which Traffic writes.
@@ -35,6 +36,8 @@ type Traffic struct {
 	// answer is how long a client waits for an answer, and write how long it may repeat a write: a server that is
 	// shutting down answers 503, or not at all.
 	answer, write time.Duration
+	// every is the time between two writes of a client, 0 for none.
+	every time.Duration
 
 	stop    context.CancelFunc
 	running sync.WaitGroup
@@ -56,8 +59,31 @@ type attempt struct {
 
 // StartTraffic starts a client for each of all; answer and write are as in Traffic.
 func StartTraffic(t testing.TB, answer, write time.Duration, all []Written, servers ...*cluster.APIServer) *Traffic {
-	ctx, cancel := context.WithCancel(t.Context())
-	w := &Traffic{t: t, answer: answer, write: write, stop: cancel, servers: servers, taken: map[string]int{}, acknowledged: map[schema.GroupVersionResource][]Change{}}
+	w := &Traffic{t: t, answer: answer, write: write, servers: servers}
+	w.start(all)
+	return w
+}
+
+// Write starts a client for each server, which together write n of the widgets. No write may fail, except that a server
+// refuses it for now or does not know its outcome. Clients pause between writes: otherwise they would take the whole
+// machine, and migrations give way to them.
+func (w *Widgets) Write(n int, servers ...*APIServer) *Traffic {
+	traffic := &Traffic{t: w.Server.Cluster.T, answer: time.Minute, every: 20 * time.Millisecond}
+	all := make([]Written, len(servers))
+	for i := range n {
+		o := &all[i%len(all)]
+		o.Resource, o.Namespace, o.Names = w.In("v1"), Namespace, append(o.Names, ObjectName(i))
+	}
+	for _, s := range servers {
+		traffic.servers = append(traffic.servers, s.APIServer)
+	}
+	traffic.start(all)
+	return traffic
+}
+
+func (w *Traffic) start(all []Written) {
+	ctx, cancel := context.WithCancel(w.t.Context())
+	w.stop, w.taken, w.acknowledged = cancel, map[string]int{}, map[schema.GroupVersionResource][]Change{}
 	for _, o := range all {
 		w.running.Go(func() {
 			last := map[string]int{}
@@ -65,12 +91,14 @@ func StartTraffic(t testing.TB, answer, write time.Duration, all []Written, serv
 				if name := o.Names[turn%len(o.Names)]; w.done(o, name, turn) {
 					last[name] = turn
 				}
+				if w.every > 0 {
+					_ = load.Pause(ctx, w.every)
+				}
 			}
 			w.check(o, last)
 		})
 	}
-	t.Cleanup(func() { w.Stop() })
-	return w
+	w.t.Cleanup(func() { w.Stop() })
 }
 
 // Stop ends the writers once their writes under way have ended, checks that what was acknowledged last is stored, and
@@ -154,11 +182,17 @@ func (w *Traffic) done(o Written, name string, turn int) bool {
 			return true
 		case w.t.Context().Err() != nil:
 			return false
-		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || time.Now().After(deadline):
+		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || time.Now().After(deadline) && !retriable(err):
 			w.t.Errorf("write %s: %v", name, err)
 			return false
 		}
 	}
+}
+
+// retriable says whether an error is no fault of a server that serves: it refuses a write for now, another client was
+// faster, or etcd was late.
+func retriable(err error) bool {
+	return apierrors.IsTooManyRequests(err) || apierrors.IsConflict(err) || load.EtcdLate(err)
 }
 
 func (w *Traffic) try(s *cluster.APIServer, o Written, name string, patch []byte) error {

@@ -48,7 +48,9 @@ func testFlip(t *testing.T, a, b *beside.APIServer, running map[string]*cluster.
 		return errors.Join(err, fmt.Errorf("there are %d migrations", len(all)))
 	})
 	w.AwaitStored(beside.V2, beside.V2)
-	writing.Stop("v2")
+	if writing.Stop() == 0 {
+		t.Error("nothing was written meanwhile")
+	}
 	w.AwaitPruned(objects)
 	if err := w.TakeOut(); err != nil {
 		t.Errorf("v1 cannot be taken out: %v", err)
