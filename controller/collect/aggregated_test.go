@@ -213,19 +213,6 @@ func TestStockServer(t *testing.T) {
 	w.expectServers("core.secrets", "a=v1")
 }
 
-// TestStockServerGoes: when the Lease of a stock server is deleted by somebody, the others agree again.
-func TestStockServerGoes(t *testing.T) {
-	w := newWorld(t)
-	w.renew("a", true)
-	w.renewStock(stock)
-	w.setReports("core.secrets", "a")
-	w.pass(1, true, "a")
-	w.expectServers("core.secrets", "a,"+stock+"=")
-	must(t, w.client.Delete(t.Context(), &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: stock}}))
-	w.pass(1, true, "a")
-	w.expectServers("core.secrets", "a=v1")
-}
-
 // TestStockServerIsNotWaitedFor: a stock server never reports, so a StorageVersion without reports is not kept
 // for it.
 func TestStockServerIsNotWaitedFor(t *testing.T) {
