@@ -310,40 +310,16 @@ func TestLastLook(t *testing.T) {
 	is("the last look has ended well", 2, "v1", "v2")
 	one()
 	is("after that", 2, "v2")
-}
-
-// TestLastLookWithoutDryRuns: with an admission webhook that does not support dry runs, the last look and the
-// pruning are done all the same.
-func TestLastLookWithoutDryRuns(t *testing.T) {
-	w, c := toPrune(t)
-	refused := false
-	c.cfg.LastLook = func(context.Context, schema.GroupResource, evolve.Target) error {
-		w.Before = nil
-		return nil
-	}
-	w.Before = func(call string) error {
-		if strings.HasPrefix(call, "update status CustomResource") {
-			refused = true
-			return apierrors.NewBadRequest("admission webhook \"w\" does not support dry run")
-		}
-		return nil
-	}
-	r := newRun(c)
-	defer r.queue.ShutDown()
-	for range 3 {
-		r.one(t.Context(), cronJobs)
-		r.lookers.Wait()
-	}
-	if got := w.storedVersions(); !refused || !slices.Equal(got, []string{"v2"}) {
-		t.Errorf("storedVersions are %v; a dry run was refused: %v", got, refused)
+	if why := w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation]; why != "" {
+		t.Errorf("pruned, it still tells of a refusal: %s", why)
 	}
 }
 
-// TestRefusedWithoutDryRuns: the pruning itself is refused, after a last look without a dry run. The refusal is
-// told once, however often the pruning is tried.
-func TestRefusedWithoutDryRuns(t *testing.T) {
+// TestWithoutDryRuns: with an admission webhook that does not support dry runs, the last look and the pruning are done
+// all the same. If the pruning itself is refused then, that is told once, however often it is tried.
+func TestWithoutDryRuns(t *testing.T) {
 	w, c := toPrune(t)
-	looked := 0
+	looked, guarded := 0, true
 	c.cfg.LastLook = func(context.Context, schema.GroupResource, evolve.Target) error {
 		looked++
 		return nil
@@ -354,23 +330,33 @@ func TestRefusedWithoutDryRuns(t *testing.T) {
 		case !strings.HasPrefix(call, "update status CustomResource"):
 			return nil
 		case tried < looked:
-			tried++
+			if tried++; !guarded {
+				return nil
+			}
 			return apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("guarded"))
 		}
 		return apierrors.NewBadRequest("admission webhook \"w\" does not support dry run")
 	}
 	r := newRun(c)
 	defer r.queue.ShutDown()
-	for range 10 {
-		r.one(t.Context(), cronJobs)
-		r.lookers.Wait()
+	look := func(times int) {
+		for range times {
+			r.one(t.Context(), cronJobs)
+			r.lookers.Wait()
+		}
 	}
+	look(10)
 	if tried < 2 {
 		t.Errorf("it was tried %d times after %d last looks", tried, looked)
 	}
 	w.wantEvent(cronJobs.String(), migrationv1alpha1.ReasonStoredVersionsRefused)
 	if why := w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation]; !strings.Contains(why, "guarded") {
 		t.Errorf("the StorageState tells %q", why)
+	}
+	guarded = false
+	look(3)
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v2"}) {
+		t.Errorf("not refused any more, storedVersions are %v", got)
 	}
 }
 

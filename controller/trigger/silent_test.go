@@ -116,16 +116,26 @@ func TestStockServerIsNotStarting(t *testing.T) {
 
 const settle = time.Minute
 
-// settling returns a world in which everything was migrated. After a server that does not report has gone,
+// settling returns a world in which everything was migrated, at once. After a server that does not report has gone,
 // its trigger waits for the time settle.
 func settling(t *testing.T) (*world, *Controller) {
 	t.Helper()
-	w, c := newMigrated(t)
+	w, c := newWorld(t, served)
 	c.cfg.Settle = settle
-	if stored := w.state().Status.PersistedEncodings; len(stored) != 1 || len(w.migrations()) != 1 {
-		t.Fatalf("stored are %v, there are %d migrations", stored, len(w.migrations()))
-	}
+	w.report(v1)
+	w.wantBegun(c, true, "in a new cluster")
+	w.migrated(c)
 	return w, c
+}
+
+// migrated ends the only migration, and expects that nothing is left to migrate.
+func (w *world) migrated(c *Controller) {
+	w.t.Helper()
+	w.end(w.migrations()[0].Name, migrationv1alpha1.MigrationSucceeded)
+	w.settle(c)
+	if stored := w.state().Status.PersistedEncodings; len(stored) != 1 || len(w.migrations()) != 1 {
+		w.t.Fatalf("stored are %v, there are %d migrations", stored, len(w.migrations()))
+	}
 }
 
 // begun lets the trigger do everything that is due, and counts the migrations that have a target and have
@@ -150,7 +160,8 @@ func (w *world) wantBegun(c *Controller, want bool, when string) {
 }
 
 // TestSettles: after a server that did not report has gone, no migration begins for the time settle. That
-// time begins again when another such server has come and gone, and in a new leader.
+// time begins again when another such server has come and gone, and in a new leader, but not once everything was
+// migrated since.
 func TestSettles(t *testing.T) {
 	w, c := settling(t)
 	w.reportBeside(stock)
@@ -172,6 +183,9 @@ func TestSettles(t *testing.T) {
 	w.wantBegun(leader, false, "a second before its time is over")
 	w.clock.Step(time.Second)
 	w.wantBegun(leader, true, "when it is over")
+	w.migrated(leader)
+	w.report(v2)
+	w.wantBegun(newController(c.cfg), true, "on a new leader, for another version")
 }
 
 func TestSettlesBeforeUsersMigrations(t *testing.T) {
@@ -208,29 +222,4 @@ func TestSettlesBeforeUsersMigrations(t *testing.T) {
 	if waiting() > 0 {
 		t.Errorf("a migration that has begun says that it waits: %v", w.migrations())
 	}
-}
-
-// TestSettlesOnlyAfterSilence: no migration waits in a new cluster, nor because of a server that did not
-// report but has gone long ago, if everything was migrated since.
-func TestSettlesOnlyAfterSilence(t *testing.T) {
-	w, c := newWorld(t, served)
-	c.cfg.Settle = settle
-	w.report(v1)
-	w.wantBegun(c, true, "in a new cluster")
-
-	w, c = settling(t)
-	w.reportBeside(stock)
-	w.settle(c)
-	w.report(v1)
-	w.settle(c)
-	w.clock.Step(settle)
-	w.wantBegun(c, true, "when the time is over")
-	for _, m := range w.migrations() {
-		if !migrationv1alpha1.Final(&m) {
-			w.end(m.Name, migrationv1alpha1.MigrationSucceeded)
-		}
-	}
-	w.settle(c)
-	w.report(v2)
-	w.wantBegun(newController(c.cfg), true, "of a new leader, for another version")
 }

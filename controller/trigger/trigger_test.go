@@ -2,7 +2,6 @@ package trigger
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -298,25 +297,6 @@ func TestPrune(t *testing.T) {
 				t.Errorf("the StorageVersion was read %d times, want 2", reads)
 			}
 		})
-	}
-}
-
-// TestPruneRefused: if the API server refuses the pruning, for example because of a guard, the StorageState has its
-// answer in an annotation until the pruning succeeds.
-func TestPruneRefused(t *testing.T) {
-	w, c := toPrune(t)
-	refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("denied by a guard"))
-	told := func() string { return w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] }
-	w.Fail("update status CustomResourceDefinition", refusal)
-	for range 3 {
-		_, _ = c.Step(t.Context(), cronJobs)
-	}
-	if got := told(); got != refusal.Error() {
-		t.Errorf("told is %q", got)
-	}
-	w.Before = nil
-	if _, err := c.Step(t.Context(), cronJobs); err != nil || told() != "" {
-		t.Errorf("pruned: %v, told is %q", err, told())
 	}
 }
 
