@@ -294,23 +294,6 @@ func TestObjectsFail(t *testing.T) {
 	}
 }
 
-func TestErrors(t *testing.T) {
-	w := newMigrating(t)
-	broken := errors.New("etcd is away")
-	w.rewrite = func(context.Context, Job, func(Progress)) (Result, error) { return Result{}, broken }
-	for range 4 {
-		if _, err := step(w); !errors.Is(err, broken) {
-			t.Fatalf("error %v", err)
-		}
-		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying)
-	}
-	w.step()
-	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
-	if message := migrationv1alpha1.True(w.read(), migrationv1alpha1.MigrationFailed).Message; !strings.Contains(message, "etcd is away") {
-		t.Errorf("message %q", message)
-	}
-}
-
 // TestSpuriousFence: if the rewriter returns ErrFenced although the fence has not moved, it is not called again at once.
 func TestSpuriousFence(t *testing.T) {
 	w := newMigrating(t)

@@ -2,7 +2,6 @@ package claim
 
 import (
 	"context"
-	"slices"
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -19,39 +18,34 @@ func (w *world) redefine(stores string, generation int64) {
 	w.c.ObserveDefinition(crd)
 }
 
-// TestRedefined: if the definition changes during a rewrite, for example its conversion webhook, the rewrite begins again
-// at once with the new definition, which does not count as an error. The migration fails if the definition changes again
-// and again, or stores another version.
+// TestRedefined: if the definition changes during a rewrite, for example its conversion webhook, or after it was read and
+// before the rewrite begins, the rewrite begins again at once with the new definition, which does not count as an error.
+// The migration fails if the definition changes again and again, or stores another version.
 func TestRedefined(t *testing.T) {
+	const always = -1
 	for name, test := range map[string]struct {
-		redefine func(w *world, begun int64) bool // whether the change interrupts the rewrite
-		begun    int64
-		ended    migrationv1alpha1.MigrationConditionType
-		reason   string
+		at         int64 // the definition changes when so many rewrites have begun
+		stores     string
+		generation int64 // 1: the change was seen already when the definition was read
+		begun      int64
+		ended      migrationv1alpha1.MigrationConditionType
+		reason     string
 	}{
-		"once": {func(w *world, begun int64) bool {
-			if begun == 1 {
-				w.redefine("v1", 2)
-			}
-			return begun == 1
-		}, 2, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
-		"always": {func(w *world, begun int64) bool {
-			w.redefine("v1", begun+1)
-			return true
-		}, 1 + attempts, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged},
-		"stores another version": {func(w *world, _ int64) bool {
-			w.redefine("v2", 2)
-			return true
-		}, 1, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged},
-		"seen late": {func(w *world, _ int64) bool {
-			w.redefine("v1", 1)
-			return false
-		}, 1, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
+		"once":                          {1, "v1", 2, 2, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
+		"always":                        {always, "v1", 0, 1 + attempts, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged},
+		"stores another version":        {1, "v2", 2, 1, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged},
+		"seen late":                     {1, "v1", 1, 1, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
+		"before":                        {0, "v1", 2, 2, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
+		"stores another version before": {0, "v2", 2, 1, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged},
+		"before, and seen late":         {0, "v1", 1, 1, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
 			w.crd("v1", 1)
 			w.migration(nil)
+			if test.at == 0 { // while the claim is written
+				w.once("update status StorageVersionMigration", 1, func() { w.redefine(test.stores, test.generation) })
+			}
 			var begun int64
 			w.rewrite = func(ctx context.Context, job Job, progress func(Progress)) (Result, error) {
 				begun++
@@ -59,8 +53,14 @@ func TestRedefined(t *testing.T) {
 					t.Errorf("the rewrite begins at %q under %+v", job.Resume, job.CRD)
 				}
 				progress(Progress{Total: 3, Done: 1, Checkpoint: Checkpoint{Position: "one"}})
-				if test.redefine(w, begun) {
-					return untilInterrupted(ctx)
+				generation := test.generation
+				if test.at == always {
+					generation = begun + 1
+				}
+				if test.at == always || test.at == begun {
+					if w.redefine(test.stores, generation); generation > 1 {
+						return untilInterrupted(ctx)
+					}
 				}
 				return Result{Progress: Progress{Total: 3, Done: 3}}, ctx.Err()
 			}
@@ -68,39 +68,6 @@ func TestRedefined(t *testing.T) {
 			w.expectTrue(test.ended, test.reason)
 			if begun != test.begun {
 				t.Errorf("it began %d times, want %d", begun, test.begun)
-			}
-		})
-	}
-}
-
-// TestRedefinedBeforeItBegins: the definition changes after it was read and before the rewrite begins, while the claim is
-// written. The rewrite is done with the new definition.
-func TestRedefinedBeforeItBegins(t *testing.T) {
-	for name, test := range map[string]struct {
-		stores     string
-		generation int64
-		begun      []int64
-		ended      migrationv1alpha1.MigrationConditionType
-		reason     string
-	}{
-		"changed":                {"v1", 2, []int64{1, 2}, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
-		"stores another version": {"v2", 2, []int64{1}, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged},
-		"seen late":              {"v1", 1, []int64{1}, migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			w.crd("v1", 1)
-			w.migration(nil)
-			w.once("update status StorageVersionMigration", 1, func() { w.redefine(test.stores, test.generation) })
-			var begun []int64
-			w.rewrite = func(ctx context.Context, job Job, _ func(Progress)) (Result, error) {
-				begun = append(begun, job.CRD.Generation)
-				return Result{Progress: Progress{Total: 3, Done: 3}}, ctx.Err()
-			}
-			w.step()
-			w.expectTrue(test.ended, test.reason)
-			if !slices.Equal(begun, test.begun) {
-				t.Errorf("it began under generations %v, want %v", begun, test.begun)
 			}
 		})
 	}

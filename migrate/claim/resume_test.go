@@ -157,7 +157,8 @@ func TestBegunAnew(t *testing.T) {
 	}
 }
 
-// TestErrorsInARow: errors are counted only as long as the migration makes no progress between them.
+// TestErrorsInARow: a migration is tried again after an error, until there were some in a row. Errors are counted only as
+// long as the migration makes no progress between them.
 func TestErrorsInARow(t *testing.T) {
 	w := newMigrating(t)
 	const many = 20
@@ -174,10 +175,15 @@ func TestErrorsInARow(t *testing.T) {
 		failing(fmt.Sprint("at ", i))
 	}
 	w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying)
-	for range attempts {
+	for range attempts - 2 {
 		failing(fmt.Sprint("at ", many-1))
+		w.expectTrue(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying)
 	}
+	failing(fmt.Sprint("at ", many-1))
 	w.expectTrue(migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonRewriteFailed)
+	if message := migrationv1alpha1.True(w.read(), migrationv1alpha1.MigrationFailed).Message; !strings.Contains(message, "the store is away") {
+		t.Errorf("message %q", message)
+	}
 }
 
 // TestUnproven: if some objects are not in the target encoding after a rewrite, the rewrite begins anew, a
