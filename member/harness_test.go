@@ -14,7 +14,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	apiwait "k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/metrics"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -285,16 +284,6 @@ func expectHistogram(t *testing.T, registry metrics.KubeRegistry, name string, c
 		return
 	}
 	t.Errorf("no metric %s", name)
-}
-
-// eventually waits for a condition that another goroutine brings about.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	err := apiwait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 2*time.Minute, true,
-		func(context.Context) (bool, error) { return condition(), nil })
-	if err != nil {
-		t.Fatalf("never: %s", what)
-	}
 }
 
 func (w *world) exists(id agree.ServerID) (exists bool) {

@@ -268,7 +268,7 @@ func TestDepart(t *testing.T) {
 	}
 	done := make(chan error, 1)
 	go func() { done <- w.m.Depart(t.Context()) }()
-	eventually(t, "departed", func() bool {
+	w.Eventually("departed", func() bool {
 		if w.clock.HasWaiters() {
 			w.clock.Step(time.Minute)
 		}

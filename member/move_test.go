@@ -88,7 +88,7 @@ func TestWritesWaitForMove(t *testing.T) {
 	w.m.ObserveCRD(w.setCRD("v2"))
 	<-send("list")
 	held := send("create")
-	eventually(t, "the write waits", w.clock.HasWaiters)
+	w.Eventually("the write waits", w.clock.HasWaiters)
 	select {
 	case <-held:
 		t.Fatal("the write was not held back")
@@ -98,7 +98,7 @@ func TestWritesWaitForMove(t *testing.T) {
 	<-held
 	w.m.ObserveCRD(w.setCRD("v1"))
 	held = send("update")
-	eventually(t, "the write waits", w.clock.HasWaiters)
+	w.Eventually("the write waits", w.clock.HasWaiters)
 	w.clock.Step(settleLimit)
 	<-held // the report has not changed; the store has to refuse the write
 }

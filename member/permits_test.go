@@ -154,7 +154,7 @@ func TestRevisionWaits(t *testing.T) {
 			revision, err := w.m.Revision(ctx, widgets, enc)
 			c <- result{revision, err}
 		}()
-		eventually(t, "waiting", w.clock.HasWaiters)
+		w.Eventually("waiting", w.clock.HasWaiters)
 		return c
 	}
 	limit := func(c *Config) { c.WaitLimit = 0 }

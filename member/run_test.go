@@ -39,13 +39,13 @@ func TestRun(t *testing.T) {
 	defer cancel()
 	wg.Go(func() { w.m.Run(ctx) })
 	ready := func() bool { return w.m.Ready() == nil && w.status(widgets).Open }
-	eventually(t, "ready", ready)
+	w.Eventually("ready", ready)
 	id := w.m.ID()
-	eventually(t, "the Lease says reported", func() bool {
+	w.Eventually("the Lease says reported", func() bool {
 		return w.lease(id).Annotations[storageversion.ReportedAnnotation] == "true"
 	})
 	renewed := w.lease(id).Spec.RenewTime
-	eventually(t, "renewed", func() bool { return renewed.Before(w.lease(id).Spec.RenewTime) })
+	w.Eventually("renewed", func() bool { return renewed.Before(w.lease(id).Spec.RenewTime) })
 
 	t.Run("a CRD changes", func(t *testing.T) {
 		w.m.ObserveCRD(w.setCRD("v2"))
@@ -60,23 +60,23 @@ func TestRun(t *testing.T) {
 		w.addLease("other")
 		reports, _ := w.reports(secrets)
 		w.setReports(secrets, append(reports, agree.Report{Server: "other", Encoding: "v1", Decodable: []string{"v1"}})...)
-		eventually(t, "the revision follows", func() bool {
+		w.Eventually("the revision follows", func() bool {
 			_, at := w.reports(secrets)
 			return w.status(secrets).Revision == at
 		})
 	})
 	t.Run("the report is dropped", func(t *testing.T) {
 		w.setReports(secrets)
-		eventually(t, "reported again", func() bool { return reported(w, id) })
+		w.Eventually("reported again", func() bool { return reported(w, id) })
 	})
 	t.Run("the StorageVersion is deleted", func(t *testing.T) {
 		must(t, w.client.Delete(ctx, &v1alpha1.StorageVersion{ObjectMeta: metav1.ObjectMeta{Name: "core.secrets"}}))
-		eventually(t, "reported again", func() bool { return reported(w, id) })
+		w.Eventually("reported again", func() bool { return reported(w, id) })
 	})
 	t.Run("the Lease is deleted", func(t *testing.T) {
 		w.deleteLease(id)
-		eventually(t, "registered anew", func() bool { return w.m.ID() != "" && w.m.ID() != id })
-		eventually(t, "reported under the new ID", func() bool { return ready() && reported(w, w.m.ID()) })
+		w.Eventually("registered anew", func() bool { return w.m.ID() != "" && w.m.ID() != id })
+		w.Eventually("reported under the new ID", func() bool { return ready() && reported(w, w.m.ID()) })
 	})
 	if err := w.m.Depart(ctx); err != nil {
 		t.Errorf("Depart: %v", err)
@@ -163,8 +163,8 @@ func TestPanics(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				wg.Go(func() { w.m.Run(ctx) })
-				eventually(t, "ready", func() bool { return w.m.Ready() == nil && w.status(widgets).Open })
-				eventually(t, call, func() bool { // some calls come only when it is ready
+				w.Eventually("ready", func() bool { return w.m.Ready() == nil && w.status(widgets).Open })
+				w.Eventually(call, func() bool { // some calls come only when it is ready
 					mu.Lock()
 					defer mu.Unlock()
 					return panicked
@@ -323,7 +323,7 @@ func TestHangs(t *testing.T) {
 				}
 				end := w.start()
 				defer end()
-				eventually(t, "ready", func() bool {
+				w.Eventually("ready", func() bool {
 					w.goOn(h)
 					return w.m.Ready() == nil && w.m.AllReported()
 				})

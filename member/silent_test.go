@@ -145,7 +145,7 @@ func TestSilentRun(t *testing.T) {
 	w := newWorld(t, nil, silent(func(context.Context) error { erased++; return nil }))
 	done := make(chan struct{})
 	go func() { defer close(done); w.m.Run(t.Context()) }()
-	eventually(t, "ready", func() bool { return w.m.Ready() == nil })
+	w.Eventually("ready", func() bool { return w.m.Ready() == nil })
 	if err := w.m.Depart(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -425,9 +425,9 @@ func TestRun(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	wg.Go(func() { w.c.Run(ctx, func() bool { return true }) })
-	eventually(t, "collected", func() bool { return w.servers("core.secrets") == "a=v1" })
+	w.Eventually("collected", func() bool { return w.servers("core.secrets") == "a=v1" })
 	looks := 0 // without a call for StorageVersions between them
-	eventually(t, "quiet", func() bool {
+	w.Eventually("quiet", func() bool {
 		calls := w.Took()
 		if looks += strings.Count(calls, "list LeaseList"); strings.Contains(calls, "StorageVersion") {
 			looks = 0
@@ -435,11 +435,11 @@ func TestRun(t *testing.T) {
 		return looks > 3
 	})
 	w.setReports("core.secrets", "a", "oldest") // a report that is written late
-	eventually(t, "collected again", func() bool { return w.servers("core.secrets") == "a=v1" })
+	w.Eventually("collected again", func() bool { return w.servers("core.secrets") == "a=v1" })
 	w.setReports("core.configmaps", "a")
 	w.renew("b", true)
 	must(t, w.client.Delete(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "a"}}))
-	eventually(t, "buried although somebody else removed the Lease", func() bool {
+	w.Eventually("buried although somebody else removed the Lease", func() bool {
 		return w.servers("core.configmaps") == "none" && w.servers("core.secrets") == "none"
 	})
 }

@@ -373,12 +373,19 @@ func TestMayNot(t *testing.T) {
 }
 
 // run runs the controller until the test ends.
-func (w *world) run() context.Context {
+func (w *world) run() {
 	ctx := w.t.Context() // is cancelled before the cleanup functions run
 	var running sync.WaitGroup
 	running.Go(func() { w.c.Run(ctx) })
 	w.t.Cleanup(running.Wait)
-	return ctx
+}
+
+func (w *world) eventually(what string, condition func() bool) {
+	w.t.Helper()
+	err := wait.PollUntilContextTimeout(w.t.Context(), 2*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
+	if err != nil {
+		w.t.Fatal("not in time: " + what)
+	}
 }
 
 // TestRunLeft: the controller tries again with a migration that it left to another migrator.
@@ -393,19 +400,16 @@ func TestRunLeft(t *testing.T) {
 		}
 		return nil
 	}
-	ctx := w.run()
+	w.run()
 	w.make("one-uid")
 	step := func(what string, condition func() bool) {
 		t.Helper()
-		err := wait.PollUntilContextTimeout(ctx, 2*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) {
+		w.eventually(what, func() bool {
 			if w.clock.HasWaiters() {
 				w.clock.Step(time.Second)
 			}
-			return condition(), nil
+			return condition()
 		})
-		if err != nil {
-			t.Fatal("not in time: " + what)
-		}
 	}
 	step("three looks", func() bool { return asked.Load() >= 3 })
 	if got := w.copies(); len(got) > 0 {
@@ -418,20 +422,13 @@ func TestRunLeft(t *testing.T) {
 // TestRun: with its watches alone, the controller makes copies and follows them to their end.
 func TestRun(t *testing.T) {
 	w := newWorld(t, "v1")
-	ctx := w.run()
-	eventually := func(what string, condition func() bool) {
-		t.Helper()
-		err := wait.PollUntilContextTimeout(ctx, 2*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) { return condition(), nil })
-		if err != nil {
-			t.Fatal("not in time: " + what)
-		}
-	}
+	w.run()
 	w.make("one-uid")
-	eventually("the copy", func() bool { return len(w.copies()) == 1 })
+	w.eventually("the copy", func() bool { return len(w.copies()) == 1 })
 	w.says(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting, nil)
-	eventually("the resourceVersion", func() bool { return w.read().Status.ResourceVersion != "" })
+	w.eventually("the resourceVersion", func() bool { return w.read().Status.ResourceVersion != "" })
 	w.says(migrationv1alpha1.MigrationSucceeded, migrationv1alpha1.ReasonSucceeded, nil)
-	eventually("the end", func() bool { return ended(w.read()) })
+	w.eventually("the end", func() bool { return ended(w.read()) })
 	w.must(w.client.Delete(context.Background(), w.read()))
-	eventually("the copy's end", func() bool { return len(w.copies()) == 0 })
+	w.eventually("the copy's end", func() bool { return len(w.copies()) == 0 })
 }

@@ -12,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/testutil"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -255,14 +254,12 @@ func TestRun(t *testing.T) {
 	t.Cleanup(running.Wait)
 	shows := func(want string) {
 		t.Helper()
-		if err := wait.PollUntilContextTimeout(ctx, 5*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) {
+		w.Eventually("shows "+want, func() bool {
 			w.clock.Step(interval)
 			cluster := &versionv1alpha1.ClusterVersion{}
 			err := w.Raw.Get(ctx, clientKey, cluster)
-			return err == nil && cluster.Status.NewestEmulation == want, nil
-		}); err != nil {
-			t.Fatalf("never shows %s", want)
-		}
+			return err == nil && cluster.Status.NewestEmulation == want
+		})
 	}
 	shows("1.36")
 	w.servers("b" + n37)

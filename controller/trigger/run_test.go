@@ -11,7 +11,6 @@ import (
 	"github.com/go-logr/logr/funcr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -27,7 +26,7 @@ func TestRun(t *testing.T) {
 	var running sync.WaitGroup
 	running.Go(func() { c.Run(ctx) })
 	t.Cleanup(running.Wait)
-	eventually(t, func() bool {
+	w.Eventually("a state", func() bool {
 		s := &migrationv1alpha1.StorageState{}
 		s, err := get(ctx, c.cfg.Client, migrationv1alpha1.StateName(cronJobs), s)
 		return err == nil && s != nil && s.Status.StorageVersionUID != ""
@@ -37,7 +36,7 @@ func TestRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The fake clock stands still, so only the change of the Lease can lead to the migration.
-	eventually(t, func() bool {
+	w.Eventually("a migration", func() bool {
 		var list migrationv1alpha1.StorageVersionMigrationList
 		return c.cfg.Client.List(ctx, &list) == nil && len(list.Items) == 1
 	})
@@ -68,7 +67,7 @@ func TestReader(t *testing.T) {
 		defer close(done)
 		c.Run(ctx)
 	}()
-	eventually(t, func() bool {
+	w.Eventually("the reader has both", func() bool {
 		var states migrationv1alpha1.StorageStateList
 		var migrations migrationv1alpha1.StorageVersionMigrationList
 		return reader.List(ctx, &states) == nil && len(states.Items) == 1 && reader.List(ctx, &migrations) == nil && len(migrations.Items) == 1
@@ -119,13 +118,4 @@ func TestTellsOnce(t *testing.T) {
 	look(1)
 	w.clock.Step(tellPeriod)
 	look(1)
-}
-
-func eventually(t *testing.T, condition func() bool) {
-	t.Helper()
-	err := wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, 2*time.Minute, true,
-		func(context.Context) (bool, error) { return condition(), nil })
-	if err != nil {
-		t.Fatal("not in time")
-	}
 }

@@ -6,12 +6,10 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
@@ -27,15 +25,6 @@ func runs(t *testing.T, w *world) {
 	var running sync.WaitGroup
 	running.Go(func() { w.c.Run(ctx) })
 	t.Cleanup(running.Wait)
-}
-
-func eventually(t *testing.T, condition func() bool) {
-	t.Helper()
-	err := wait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 2*time.Minute, true,
-		func(context.Context) (bool, error) { return condition(), nil })
-	if err != nil {
-		t.Fatal("not in time")
-	}
 }
 
 func (w *world) called() []string {
@@ -70,12 +59,12 @@ func TestRunsAtOnce(t *testing.T) {
 	runs(t, w)
 	w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Name, m.UID = "first", "first-uid" })
 	const status = "update status StorageVersionMigration"
-	eventually(t, func() bool { return w.calledUntil(status, 2) != nil }) // of Running and of Succeeded
+	w.Eventually("succeeded", func() bool { return w.calledUntil(status, 2) != nil }) // of Running and of Succeeded
 	// No migration waits for the watch of StorageVersions.
-	eventually(t, func() bool { return slices.Contains(w.called(), "list StorageVersionList") })
+	w.Eventually("the watch of StorageVersions begins", func() bool { return slices.Contains(w.called(), "list StorageVersionList") })
 	w.uncall()
 	w.migration(nil)
-	eventually(t, func() bool { return w.calledUntil(status, 2) != nil })
+	w.Eventually("succeeded", func() bool { return w.calledUntil(status, 2) != nil })
 	if got := w.calledUntil(status, 2); !slices.Equal(got, wholeMigration) {
 		t.Errorf("calls %q, want %q", got, wholeMigration)
 	}
@@ -90,11 +79,11 @@ func TestOthersWorkCostsNothing(t *testing.T) {
 		m.Annotations[migrationv1alpha1.ClaimedByAnnotation] = string(other)
 	})
 	runs(t, w)
-	eventually(t, func() bool { return slices.Contains(w.called(), "list LeaseList") })
+	w.Eventually("looked at", func() bool { return slices.Contains(w.called(), "list LeaseList") })
 	// An event of another migration is handled after all earlier events of the same watch.
 	next := func(name string) {
 		w.migration(func(m *migrationv1alpha1.StorageVersionMigration) { m.Name, m.UID = name, "uid-"+m.UID })
-		eventually(t, func() bool {
+		w.Eventually(name, func() bool {
 			m, err := w.c.get(context.Background(), name)
 			return err == nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil
 		})

@@ -21,7 +21,7 @@ func TestRewriterPanics(t *testing.T) {
 	}
 	w.migration(nil)
 	runs(t, w)
-	eventually(t, func() bool {
+	w.Eventually("succeeded", func() bool {
 		w.clock.Step(time.Second) // the queue waits before the next attempt
 		return migrationv1alpha1.True(w.read(), migrationv1alpha1.MigrationSucceeded) != nil
 	})

@@ -42,7 +42,7 @@ func TestLater(t *testing.T) {
 			queue.Add(name) // adding it twice changes nothing
 		}
 		queue.AddAfter("asked-for", time.Second)
-		eventually(t, func() bool {
+		w.Eventually("queued", func() bool {
 			w.clock.Step(time.Second)
 			return queue.Len() == len(test.want)
 		})

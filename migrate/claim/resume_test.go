@@ -476,7 +476,7 @@ func TestRunPausesAndGoesOn(t *testing.T) {
 	runs(t, w)
 	reason := func(want string) {
 		t.Helper()
-		eventually(t, func() bool {
+		w.Eventually(want, func() bool {
 			m := w.read()
 			c := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
 			return c != nil && c.Reason == want && (m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == "") == m.Spec.Paused
@@ -484,7 +484,7 @@ func TestRunPausesAndGoesOn(t *testing.T) {
 	}
 	change := func(paused bool) {
 		t.Helper()
-		eventually(t, func() bool {
+		w.Eventually("changed", func() bool {
 			m := w.read()
 			m.Spec.Paused = paused
 			return w.client.Update(t.Context(), m) == nil
@@ -501,7 +501,7 @@ func TestRunPausesAndGoesOn(t *testing.T) {
 	}
 	reason(migrationv1alpha1.ReasonRewriting)
 	w.must(client.IgnoreNotFound(w.client.Delete(t.Context(), w.read())))
-	eventually(t, func() bool {
+	w.Eventually("interrupted", func() bool {
 		w.c.mu.Lock()
 		defer w.c.mu.Unlock()
 		return len(w.c.running) == 0

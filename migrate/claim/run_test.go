@@ -155,7 +155,7 @@ func TestProgressWhileTheRewriterWaits(t *testing.T) {
 		if second < 10 {
 			continue
 		}
-		eventually(t, func() bool {
+		w.Eventually("the progress is written", func() bool {
 			m := w.read()
 			running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
 			// The rate is that of the last ten seconds.
@@ -245,7 +245,7 @@ func TestRun(t *testing.T) {
 	})
 	runs(t, w)
 	w.must(client.IgnoreNotFound(w.client.Delete(t.Context(), leaseObject(t, w, other))))
-	eventually(t, func() bool {
+	w.Eventually("succeeded", func() bool {
 		w.clock.Step(time.Second) // only the poll finds that the Lease is deleted
 		m, err := w.c.get(t.Context(), "m")
 		return err == nil && migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil
@@ -285,7 +285,7 @@ func spare(t *testing.T, perSecond *int64, reported Progress) {
 		return Result{Progress: Progress{Total: 3, Done: 3}}, nil
 	}
 	runs(t, w)
-	eventually(t, func() bool {
+	w.Eventually("another one is done", func() bool {
 		w.clock.Step(time.Second)
 		done := 0
 		for _, name := range []string{"m", "hangs", "goes-on"} {

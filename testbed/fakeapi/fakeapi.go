@@ -10,12 +10,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -224,4 +226,14 @@ func (a *API) Took() string {
 	calls := strings.Join(a.Calls, "; ")
 	a.Calls = nil
 	return calls
+}
+
+// Eventually waits for a condition that another goroutine brings about.
+func (a *API) Eventually(what string, condition func() bool) {
+	a.t.Helper()
+	err := wait.PollUntilContextTimeout(context.Background(), 2*time.Millisecond, 2*time.Minute, true,
+		func(context.Context) (bool, error) { return condition(), nil })
+	if err != nil {
+		a.t.Fatalf("never: %s", what)
+	}
 }
