@@ -230,11 +230,10 @@ func migrate(t *testing.T, s *cluster.Server, name string) *migrationv1alpha1.St
 // was done through the API.
 func wantThroughAPI(t *testing.T, s *cluster.Server, encoding agree.Encoding, objects int64) {
 	t.Helper()
-	var list migrationv1alpha1.StorageVersionMigrationList
-	must(t, s.Objects().List(t.Context(), &list))
-	for i := range list.Items {
-		m := &list.Items[i]
-		if m.Spec.Resource.Resource == widgets.Resource && m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger && m.Annotations[migrationv1alpha1.EncodingAnnotation] == string(encoding) {
+	all, err := migrationsOf(t.Context(), s, widgets)
+	must(t, err)
+	for _, m := range all {
+		if m.Labels[migrationv1alpha1.MadeByLabel] == migrationv1alpha1.MadeByTrigger && migrationv1alpha1.TargetOf(m).Encoding == encoding {
 			wantByAPI(t, m, objects)
 			return
 		}

@@ -31,17 +31,30 @@ func migrateThroughAPI(t *testing.T, s *cluster.Server, gr schema.GroupResource,
 	t.Helper()
 	m := askForAPI(t, s, gr, to, func(spec *migrationv1alpha1.StorageVersionMigrationSpec) { spec.Paused = true })
 	storeIn(t, s, gr, to)
-	cluster.Eventually(t, cluster.SettleTimeout, "the migration is for "+to, func(ctx context.Context) error {
-		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
+	waitTarget(t, s, m, widgetEncoding(to))
+	pauseMigration(t, s, m, false)
+	return m
+}
+
+// waitTarget waits until a migration is for the encoding.
+func waitTarget(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, encoding agree.Encoding) {
+	t.Helper()
+	waitFor(t, s, m, "is for "+string(encoding), func() bool { return migrationv1alpha1.TargetOf(m).Encoding == encoding })
+}
+
+// waitFor reads a migration again and again into m, until it is as is says.
+func waitFor(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, what string, is func() bool) (took time.Duration) {
+	t.Helper()
+	return cluster.Eventually(t, cluster.SettleTimeout, "the migration "+m.Name+" "+what, func(ctx context.Context) error {
+		now := migrationv1alpha1.StorageVersionMigration{}
+		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), &now); err != nil {
 			return err
 		}
-		if encoding := m.Annotations[migrationv1alpha1.EncodingAnnotation]; encoding != string(widgetEncoding(to)) {
-			return fmt.Errorf("it is for %q", encoding)
+		if *m = now; !is() {
+			return fmt.Errorf("it has the annotations %v and is %+v", m.Annotations, m.Status)
 		}
 		return nil
 	})
-	pauseMigration(t, s, m, false)
-	return m
 }
 
 // askForAPI creates a migration with the engine API.
@@ -57,15 +70,7 @@ func askForAPI(t *testing.T, s *cluster.Server, gr schema.GroupResource, version
 
 func waitEnded(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()
-	took := cluster.Eventually(t, cluster.SettleTimeout, "the migration "+m.Name+" ends", func(ctx context.Context) error {
-		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
-			return err
-		}
-		if !migrationv1alpha1.Final(m) {
-			return fmt.Errorf("it is %+v", m.Status)
-		}
-		return nil
-	})
+	took := waitFor(t, s, m, "ends", func() bool { return migrationv1alpha1.Final(m) })
 	t.Logf("migration %s ended after %v: %+v", m.Name, took.Round(time.Millisecond), m.Status.Progress)
 	return m
 }
@@ -302,21 +307,10 @@ func testAPIEtcdFaults(t *testing.T) {
 // waitSaved waits until claimer, the server that does the migration, has saved more progress in its status.
 func waitSaved(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration, claimer *cluster.Server) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()
-	before := int64(0)
-	if p := m.Status.Progress; p != nil {
-		before = p.Done
-	}
-	now := &migrationv1alpha1.StorageVersionMigration{}
-	cluster.Eventually(t, cluster.SettleTimeout, claimer.Name+" saves how far it is", func(ctx context.Context) error {
-		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), now); err != nil {
-			return err
-		}
+	before, now := saved(m), m.DeepCopy()
+	waitFor(t, s, now, "is saved by "+claimer.Name, func() bool {
 		id, _ := claimer.ID()
-		by, p := now.Annotations[migrationv1alpha1.ClaimedByAnnotation], now.Status.Progress
-		if by != string(id) || now.Status.ContinueToken == "" || p == nil || p.Done <= before {
-			return fmt.Errorf("it is claimed by %q and at %+v", by, p)
-		}
-		return nil
+		return now.Annotations[migrationv1alpha1.ClaimedByAnnotation] == string(id) && now.Status.ContinueToken != "" && saved(now) > before
 	})
 	return now
 }

@@ -52,7 +52,6 @@ func TestEmulation(t *testing.T) {
 			t.Run(fmt.Sprintf("%s betas=%t", release, betas), func(t *testing.T) {
 				t.Run("Discovery", func(t *testing.T) { testDiscoveryOfRelease(t, s, release, betas) })
 				t.Run("Introspection", func(t *testing.T) { testIntrospection(t, s, release) })
-				t.Run("MangledUserAgent", func(t *testing.T) { testMangledUserAgent(t, s) })
 				t.Run("Skew", func(t *testing.T) { testKubeletSkew(t, s, release) })
 				t.Run("Controllers", func(t *testing.T) { testControllers(t, s) })
 			})
@@ -163,24 +162,6 @@ func testIntrospection(t *testing.T, s *cluster.Server, release *version.Version
 	}
 }
 
-// testMangledUserAgent: a client with a strange User-Agent is answered like all others and counted as unknown.
-func testMangledUserAgent(t *testing.T, s *cluster.Server) {
-	const counter = `concord_component_skew_requests_total{component="unknown",direction="unknown"}`
-	_, plain := request(t, s.Config(), "/api/v1", "")
-	before := skewCounts(t, s)[counter]
-	mangled := []string{"/v1.36.0", `{component="kubelet"}/v1.36.0`, "ünï/v1.36.0", "-kubectl/v1.99.0", strings.Repeat("k", 64<<10)}
-	for _, agent := range mangled {
-		config := s.Config()
-		config.UserAgent = agent
-		if status, body := request(t, config, "/api/v1", ""); status != http.StatusOK || body != plain {
-			t.Errorf("User-Agent %.40q is answered %d: %s", agent, status, body)
-		}
-	}
-	if got := skewCounts(t, s)[counter] - before; got != len(mangled) {
-		t.Errorf("%d of %d requests were counted as unknown", got, len(mangled))
-	}
-}
-
 // testKubeletSkew: the skew of a kubelet counts from the release that the server emulates
 // (KEP-4330, "Skew"), whatever the binary's release is. Requests of the server itself and of its
 // controllers are never out of skew.
@@ -198,6 +179,9 @@ func testKubeletSkew(t *testing.T, s *cluster.Server, release *version.Version) 
 	after := skewCounts(t, s)
 	if got := [2]int{after[newer] - before[newer], after[older] - before[older]}; got != [2]int{1, 2} {
 		t.Errorf("at %s kubelets were counted newer and older %v times, want one and two", release, got)
+	}
+	if named := fmt.Sprintf(`component="kubelet" version="%s"`, oldest.SubtractMinor(2)); !strings.Contains(s.Output(), named) {
+		t.Errorf("at %s the log does not name %s", release, named)
 	}
 	for _, own := range []compat.Component{compat.ConcordServer, compat.ConcordControllers} {
 		for line, n := range after {

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/authentication/user"
@@ -37,10 +39,11 @@ func testForgedStorageState(t *testing.T) {
 	state := &migrationv1alpha1.StorageState{}
 	key := types.NamespacedName{Name: "configmaps"}
 	must(t, objects.Get(t.Context(), key, state))
-	var migrations migrationv1alpha1.StorageVersionMigrationList
-	must(t, objects.List(t.Context(), &migrations))
+	configMaps := schema.GroupResource{Resource: "configmaps"}
+	migrations, err := migrationsOf(t.Context(), s, configMaps)
+	must(t, err)
 	before := sets.New[types.UID]()
-	for _, m := range migrations.Items {
+	for _, m := range migrations {
 		before.Insert(m.UID)
 	}
 	genuine := slices.Clone(state.Status.PersistedStorageVersionHashes)
@@ -69,16 +72,13 @@ func testForgedStorageState(t *testing.T) {
 		if again.UID == state.UID || !slices.Equal(again.Status.PersistedStorageVersionHashes, genuine) {
 			return fmt.Errorf("the state is %+v", again.Status)
 		}
-		var migrations migrationv1alpha1.StorageVersionMigrationList
-		if err := objects.List(ctx, &migrations); err != nil {
-			return err
-		}
-		for _, m := range migrations.Items {
-			if migrationv1alpha1.Resource(&m).Resource == "configmaps" && !before.Has(m.UID) && migrationv1alpha1.True(&m, migrationv1alpha1.MigrationSucceeded) != nil {
+		migrations, err := migrationsOf(ctx, s, configMaps)
+		for _, m := range migrations {
+			if !before.Has(m.UID) && migrationv1alpha1.True(m, migrationv1alpha1.MigrationSucceeded) != nil {
 				return nil
 			}
 		}
-		return fmt.Errorf("there are the migrations %v", migrations.Items)
+		return errors.Join(err, fmt.Errorf("there are %d migrations", len(migrations)))
 	})
 	c.WaitSettled()
 	c.Check()

@@ -239,14 +239,13 @@ func (m *migrating) endedByAnother(to string, but *cluster.Server) {
 	epoch := m.c.Standing(m.resource.GroupResource()).Ref().Epoch
 	i := slices.IndexFunc(m.servers, func(s *cluster.Server) bool { return s != but })
 	cluster.Eventually(m.t, cluster.SettleTimeout, "the migration is another server's, and has succeeded", func(ctx context.Context) error {
-		var list migrationv1alpha1.StorageVersionMigrationList
-		if err := m.servers[i].Objects().List(ctx, &list); err != nil {
+		all, err := migrationsOf(ctx, m.servers[i], m.resource.GroupResource())
+		if err != nil {
 			return err
 		}
-		for _, item := range list.Items {
-			target := migrationv1alpha1.TargetOf(&item)
-			if migrationv1alpha1.Resource(&item) != m.resource.GroupResource() || target.Encoding != m.encoding(to) || target.Epoch != epoch ||
-				migrationv1alpha1.True(&item, migrationv1alpha1.MigrationSucceeded) == nil {
+		for _, item := range all {
+			target := migrationv1alpha1.TargetOf(item)
+			if target.Encoding != m.encoding(to) || target.Epoch != epoch || migrationv1alpha1.True(item, migrationv1alpha1.MigrationSucceeded) == nil {
 				continue
 			}
 			by := item.Annotations[migrationv1alpha1.ClaimedByAnnotation]

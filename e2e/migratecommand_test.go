@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -183,14 +184,11 @@ func interruptMigrate(t *testing.T, s *cluster.Server) {
 // commands returns the newest migration of widgets that the command has created.
 func commands(t *testing.T, s *cluster.Server) *migrationv1alpha1.StorageVersionMigration {
 	t.Helper()
-	var list migrationv1alpha1.StorageVersionMigrationList
-	must(t, s.Objects().List(t.Context(), &list))
-	var found []*migrationv1alpha1.StorageVersionMigration
-	for i := range list.Items {
-		if m := &list.Items[i]; m.Labels[migrationv1alpha1.AskedByLabel] == "concord-migrate" && migrationv1alpha1.Resource(m) == widgets {
-			found = append(found, m)
-		}
-	}
+	all, err := migrationsOf(t.Context(), s, widgets)
+	must(t, err)
+	found := slices.DeleteFunc(all, func(m *migrationv1alpha1.StorageVersionMigration) bool {
+		return m.Labels[migrationv1alpha1.AskedByLabel] != "concord-migrate"
+	})
 	if len(found) > 1 {
 		t.Errorf("there are %d migrations of the command's, want the newest one", len(found))
 	}

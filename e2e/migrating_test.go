@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -139,13 +138,12 @@ func (m *migrating) findClaimer(ctx context.Context, but ...*cluster.Server) (*c
 		if s.Ended() || slices.Contains(but, s) {
 			continue
 		}
-		var list migrationv1alpha1.StorageVersionMigrationList
-		if asked = s.Objects().List(ctx, &list); asked != nil {
+		var all []*migrationv1alpha1.StorageVersionMigration
+		if all, asked = migrationsOf(ctx, s, m.resource.GroupResource()); asked != nil {
 			continue
 		}
-		for i := range list.Items {
-			live := &list.Items[i]
-			if live.Spec.Resource.Resource != m.resource.Resource || migrationv1alpha1.Final(live) {
+		for _, live := range all {
+			if migrationv1alpha1.Final(live) {
 				continue
 			}
 			by := live.Annotations[migrationv1alpha1.ClaimedByAnnotation]
@@ -159,6 +157,18 @@ func (m *migrating) findClaimer(ctx context.Context, but ...*cluster.Server) (*c
 		return nil, errors.New("there is no live migration")
 	}
 	return nil, asked
+}
+
+// migrationsOf returns the migrations of a resource.
+func migrationsOf(ctx context.Context, s *cluster.Server, gr schema.GroupResource) (of []*migrationv1alpha1.StorageVersionMigration, err error) {
+	var list migrationv1alpha1.StorageVersionMigrationList
+	err = s.Objects().List(ctx, &list)
+	for i := range list.Items {
+		if migrationv1alpha1.Resource(&list.Items[i]) == gr {
+			of = append(of, &list.Items[i])
+		}
+	}
+	return of, err
 }
 
 // ended waits until the migration is over, stops the clients, and checks everything: all objects are
@@ -289,25 +299,20 @@ var fenceCounter = regexp.MustCompile(`(?m)^concord_fence_(mismatches|retries|fo
 
 // waitFailedMigration waits for a migration of the resource that has ended with objects that could
 // not be migrated, and with the wanted progress.
-func waitFailedMigration(t *testing.T, s *cluster.Server, gr schema.GroupResource, wanted func(migrationv1alpha1.MigrationProgress) bool) (found migrationv1alpha1.StorageVersionMigration) {
+func waitFailedMigration(t *testing.T, s *cluster.Server, gr schema.GroupResource, wanted func(migrationv1alpha1.MigrationProgress) bool) (found *migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
 	took := cluster.Eventually(t, cluster.SettleTimeout, "the migration ends with failures", func(ctx context.Context) error {
-		var list migrationv1alpha1.StorageVersionMigrationList
-		if err := s.Objects().List(ctx, &list); err != nil {
+		all, err := migrationsOf(ctx, s, gr)
+		if err != nil {
 			return err
 		}
 		var seen []string
-		for _, m := range list.Items {
-			if m.Spec.Resource.Resource != gr.Resource {
-				continue
-			}
+		for _, m := range all {
 			seen = append(seen, fmt.Sprintf("%s: %+v", m.Name, m.Status))
-			for _, condition := range m.Status.Conditions {
-				if condition.Type == migrationv1alpha1.MigrationFailed && condition.Status == corev1.ConditionTrue &&
-					condition.Reason == migrationv1alpha1.ReasonObjectsFailed && m.Status.Progress != nil && wanted(*m.Status.Progress) {
-					found = m
-					return nil
-				}
+			failed := migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed)
+			if failed != nil && failed.Reason == migrationv1alpha1.ReasonObjectsFailed && m.Status.Progress != nil && wanted(*m.Status.Progress) {
+				found = m
+				return nil
 			}
 		}
 		return fmt.Errorf("migrations: %s", strings.Join(seen, "; "))

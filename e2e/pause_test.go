@@ -129,15 +129,9 @@ func wantCancelled(t *testing.T, c *cluster.Cluster, m *migrationv1alpha1.Storag
 // waitResting waits until no server works on a paused migration, and reads the migration into m.
 func waitResting(t *testing.T, s *cluster.Server, m *migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
-	cluster.Eventually(t, 90*time.Second, m.Name+" rests", func(ctx context.Context) error {
-		if err := s.Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
-			return err
-		}
+	waitFor(t, s, m, "rests", func() bool {
 		running := migrationv1alpha1.True(m, migrationv1alpha1.MigrationRunning)
-		if running == nil || running.Reason != migrationv1alpha1.ReasonPaused || m.Annotations[migrationv1alpha1.ClaimedByAnnotation] != "" {
-			return fmt.Errorf("it is %+v", m.Status)
-		}
-		return nil
+		return running != nil && running.Reason == migrationv1alpha1.ReasonPaused && m.Annotations[migrationv1alpha1.ClaimedByAnnotation] == ""
 	})
 }
 
@@ -206,14 +200,13 @@ func wantResumed(t *testing.T, s *cluster.Server, saved *migrationv1alpha1.Stora
 func waitMigration(t *testing.T, s *cluster.Server, what string, is func(*migrationv1alpha1.StorageVersionMigration) bool) (found *migrationv1alpha1.StorageVersionMigration) {
 	t.Helper()
 	cluster.Eventually(t, 90*time.Second, "the migration "+what, func(ctx context.Context) error {
-		var list migrationv1alpha1.StorageVersionMigrationList
-		if err := s.Objects().List(ctx, &list); err != nil {
+		all, err := migrationsOf(ctx, s, widgets)
+		if err != nil {
 			return err
 		}
 		seen := errors.New("there is none")
-		for i := range list.Items {
-			m := &list.Items[i]
-			if m.Spec.Resource.Resource != widgets.Resource || m.Annotations[migrationv1alpha1.EncodingAnnotation] != string(widgetEncoding("v2")) {
+		for _, m := range all {
+			if migrationv1alpha1.TargetOf(m).Encoding != widgetEncoding("v2") {
 				continue
 			}
 			if found = m; is(m) {
@@ -366,14 +359,9 @@ func (m *migrating) live(but *cluster.Server) (live bool) {
 	m.t.Helper()
 	cluster.Eventually(m.t, time.Minute, "migrations are listed", func(ctx context.Context) error {
 		i := slices.IndexFunc(m.servers, func(s *cluster.Server) bool { return s != but && !s.Ended() })
-		var list migrationv1alpha1.StorageVersionMigrationList
-		if err := m.servers[i].Objects().List(ctx, &list); err != nil {
-			return err
-		}
-		live = slices.ContainsFunc(list.Items, func(item migrationv1alpha1.StorageVersionMigration) bool {
-			return item.Spec.Resource.Resource == m.resource.Resource && !migrationv1alpha1.Final(&item)
-		})
-		return nil
+		all, err := migrationsOf(ctx, m.servers[i], m.resource.GroupResource())
+		live = slices.ContainsFunc(all, func(item *migrationv1alpha1.StorageVersionMigration) bool { return !migrationv1alpha1.Final(item) })
+		return err
 	})
 	return live
 }

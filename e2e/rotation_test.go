@@ -185,15 +185,7 @@ func testAPIRotation(t *testing.T) {
 	for _, s := range e.servers {
 		e.load(s, keyB, keyA, identity)
 	}
-	cluster.Eventually(t, cluster.SettleTimeout, "the migration is for "+keyB, func(ctx context.Context) error {
-		if err := e.servers[1].Objects().Get(ctx, client.ObjectKeyFromObject(m), m); err != nil {
-			return err
-		}
-		if encoding := m.Annotations[migrationv1alpha1.EncodingAnnotation]; encoding != string(sealed(keyB)) {
-			return fmt.Errorf("it is for %q", encoding)
-		}
-		return nil
-	})
+	waitTarget(t, e.servers[1], m, sealed(keyB))
 	cluster.Eventually(t, time.Minute, "both servers take writes", acked(writes, e.servers))
 	if left := e.c.Encodings(secrets)[sealed(keyA)]; left < objects {
 		t.Errorf("%d objects are encrypted with the old key before the migration begins, want %d", left, objects)
@@ -223,11 +215,10 @@ func testAPIRotation(t *testing.T) {
 // wantOnly fails if there was another migration of secrets to the same encoding.
 func (e *encrypted) wantOnly(m *migrationv1alpha1.StorageVersionMigration) {
 	e.t.Helper()
-	var list migrationv1alpha1.StorageVersionMigrationList
-	must(e.t, e.servers[0].Objects().List(e.t.Context(), &list))
-	for i := range list.Items {
-		other := &list.Items[i]
-		if other.UID != m.UID && migrationv1alpha1.Resource(other) == secrets && migrationv1alpha1.TargetOf(other) == migrationv1alpha1.TargetOf(m) {
+	all, err := migrationsOf(e.t.Context(), e.servers[0], secrets)
+	must(e.t, err)
+	for _, other := range all {
+		if other.UID != m.UID && migrationv1alpha1.TargetOf(other) == migrationv1alpha1.TargetOf(m) {
 			e.t.Errorf("%s was made as well, and is %+v", other.Name, other.Status)
 		}
 	}

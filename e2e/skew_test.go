@@ -3,7 +3,6 @@ package e2e
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -11,7 +10,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/api/storageversion"
@@ -21,7 +19,7 @@ import (
 
 // testSkew: an administrator is told that servers have different emulation versions: in their
 // Leases, in the ClusterVersion's conditions, by events and by gauges (KEP-4330, "Risk:
-// Unintended and out-of-allowance version skew"). So are clients outside the allowed skew.
+// Unintended and out-of-allowance version skew").
 func testSkew(t *testing.T) {
 	c := cluster.New(t)
 	one := c.Start(cluster.Options{}, "one")[0]
@@ -49,7 +47,6 @@ func testSkew(t *testing.T) {
 		`concord_server_skew_releases`:                          "2",
 		`concord_server_skew_allowed`:                           "0",
 	})
-	t.Run("Clients", func(t *testing.T) { skewedClients(t, two) })
 
 	for _, s := range servers[1:] {
 		s.Restart(cluster.Options{})
@@ -200,67 +197,3 @@ func waitGauges(t *testing.T, servers []*cluster.Server, want map[string]string)
 }
 
 const skewedRequests = "concord_component_skew_requests_total"
-
-// skewedClients sends requests with the User-Agents of other programs to a server that emulates
-// 1.36 with the min compatibility version 1.35. All are answered. Those outside the skew are
-// counted, and logged once per program.
-func skewedClients(t *testing.T, s *cluster.Server) {
-	before := samplesOf(t, s, skewedRequests)
-	counted := func(component, direction string) string {
-		return fmt.Sprintf("%s{component=%q,direction=%q}", skewedRequests, component, direction)
-	}
-	want := map[string]int{}
-	for _, test := range []struct{ userAgent, component, direction string }{
-		{"kubectl/v1.35.0 (linux/amd64) kubernetes/6ae0e6f", "", ""},
-		{"kubectl/v1.37.2 (linux/amd64) kubernetes/6ae0e6f", "", ""},
-		{"kubectl/v1.38.0 (linux/amd64) kubernetes/6ae0e6f", "kubectl", "newer"},
-		{"kubectl/v1.34.9 (darwin/arm64) kubernetes/6ae0e6f", "kubectl", "older"},
-		{"kubelet/v1.33.1 (linux/amd64) kubernetes/6ae0e6f", "", ""},
-		{"kubelet/v1.32.1 (linux/amd64) kubernetes/6ae0e6f", "kubelet", "older"},
-		{"kube-controller-manager/v1.36.0 (linux/amd64) kubernetes/6ae0e6f/leader-election", "", ""},
-		{"kube-controller-manager/v1.37.0 (linux/amd64) kubernetes/6ae0e6f/leader-election", "kube-controller-manager", "newer"},
-		{"kube-scheduler/v0.0.0 (linux/amd64) kubernetes/$Format", "kube-scheduler", "unknown"},
-		{"\xff{}/v1.99.0 ../../etc/passwd", "unknown", "unknown"},
-		{"kubectl/" + strings.Repeat("v1.", 2000), "kubectl", "unknown"},
-		{"%s%n/%00", "unknown", "unknown"},
-	} {
-		plain := rest.CopyConfig(s.Config())
-		plain.UserAgent = test.userAgent
-		const requests = 3
-		for range requests {
-			if status, body := request(t, plain, "/api/v1/namespaces/kube-system", ""); status != http.StatusOK || !strings.Contains(body, `"name":"kube-system"`) {
-				t.Errorf("%q is answered %d: %s", test.userAgent, status, body)
-			}
-		}
-		if test.component != "" {
-			want[counted(test.component, test.direction)] += requests
-		}
-	}
-	after := samplesOf(t, s, skewedRequests)
-	delete(before, counted("other", "unknown")) // the test's own client
-	delete(after, counted("other", "unknown"))
-	if len(before) > 0 {
-		t.Errorf("%v were counted before", before)
-	}
-	for sample, n := range want {
-		if after[sample] != fmt.Sprint(n) {
-			t.Errorf("%s is %s, want %d", sample, after[sample], n)
-		}
-	}
-	if len(after) != len(want) {
-		t.Errorf("counted %v, want %v", after, want)
-	}
-	for _, offender := range []string{
-		`component="kubectl" version="1.38" allowed="1.35..1.37" user="admin"`,
-		`component="kubectl" version="1.34" allowed="1.35..1.37" user="admin"`,
-		`component="kubelet" version="1.32" allowed="1.33..1.36" user="admin"`,
-		`component="kube-controller-manager" version="1.37" allowed="1.35..1.36" user="admin"`,
-	} {
-		if n := strings.Count(s.Output(), offender); n != 1 {
-			t.Errorf("%s is logged %d times", offender, n)
-		}
-	}
-	if n := strings.Count(s.Output(), "Requests come from a component outside the allowed version skew"); n != 4 {
-		t.Errorf("%d offenders are logged, want 4", n)
-	}
-}
