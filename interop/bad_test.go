@@ -209,7 +209,7 @@ func TestBadObjects(t *testing.T) {
 				b.widgets.AwaitPruned(objects)
 				return
 			case b.damage == "" || tested(t).names:
-				b.named(t)
+				b.widgets.AwaitFailed(objects, beside.ObjectName(bad), b.reason, b.text)
 			default:
 				b.placed(t)
 			}
@@ -217,32 +217,6 @@ func TestBadObjects(t *testing.T) {
 		})
 	}
 	t.Run("without one guard", func(t *testing.T) { testWithoutOneGuard(t, cases[0].widgets) })
-}
-
-// named waits for the migration that names the object.
-func (b *badObject) named(t *testing.T) {
-	beside.Eventually(t, 2*beside.Patience, "the migration fails for one object", func(ctx context.Context) error {
-		all, err := b.widgets.Migrations(ctx)
-		for _, m := range all {
-			failed := migrationv1alpha1.True(&m, migrationv1alpha1.MigrationFailed)
-			if failed == nil || failed.Reason != migrationv1alpha1.ReasonObjectsFailed || len(m.Status.Failures) != 1 || m.Status.Progress == nil {
-				err = errors.Join(err, fmt.Errorf("%s: %+v", m.Name, m.Status))
-				continue
-			}
-			if f := m.Status.Failures[0]; f.Name != beside.ObjectName(bad) || f.Reason != b.reason || !strings.Contains(f.Message, b.text) {
-				t.Errorf("named is %+v", f)
-			}
-			if p := m.Status.Progress; p.Done != objects-1 || p.Failed != 1 {
-				t.Errorf("progress is %+v", p)
-			}
-			t.Logf("named is %+v", m.Status.Failures[0])
-			return nil
-		}
-		return errors.Join(err, fmt.Errorf("there are %d migrations", len(all)))
-	})
-	if counts, err := b.widgets.Stored(t.Context(), 0); err != nil || counts[beside.V2] != objects-1 || len(counts) != 2 {
-		t.Errorf("stored are %v, %v", counts, err)
-	}
 }
 
 // placed waits for the migration that says behind which object it ended, since the server does not name the next one,

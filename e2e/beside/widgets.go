@@ -201,6 +201,33 @@ func (w *Widgets) AwaitPruned(objects int) {
 	}
 }
 
+// AwaitFailed waits until a migration has ended with one of n objects left. The migration has to name it, with the reason
+// and a text that its message contains; all others are stored in v2.
+func (w *Widgets) AwaitFailed(n int, name string, reason migrationv1alpha1.MigrationFailureReason, text string) {
+	t := w.Server.Cluster.T
+	t.Helper()
+	Eventually(t, 2*Patience, "a migration of "+w.Plural+" fails for one object", func(ctx context.Context) error {
+		all, err := w.Migrations(ctx)
+		for _, m := range all {
+			failed := migrationv1alpha1.True(&m, migrationv1alpha1.MigrationFailed)
+			if failed == nil || failed.Reason != migrationv1alpha1.ReasonObjectsFailed || len(m.Status.Failures) != 1 || m.Status.Progress == nil {
+				err = errors.Join(err, fmt.Errorf("%s: %+v", m.Name, m.Status))
+				continue
+			}
+			f, p := m.Status.Failures[0], m.Status.Progress
+			if f.Name != name || f.Reason != reason || !strings.Contains(f.Message, text) || p.Done != int64(n-1) || p.Failed != 1 {
+				t.Errorf("of %s is named %+v, and the progress is %+v", w.Plural, f, p)
+			}
+			t.Logf("named is %+v", f)
+			return nil
+		}
+		return errors.Join(err, fmt.Errorf("there are %d migrations", len(all)))
+	})
+	if counts, err := w.Stored(t.Context(), 0); err != nil || counts[V2] != n-1 || len(counts) != 2 {
+		t.Errorf("of %s stored are %v, %v", w.Plural, counts, err)
+	}
+}
+
 // Migrations returns the migrations of the resource.
 func (w *Widgets) Migrations(ctx context.Context) ([]migrationv1alpha1.StorageVersionMigration, error) {
 	list := &migrationv1alpha1.StorageVersionMigrationList{}

@@ -180,27 +180,7 @@ func testBadObject(t *testing.T, a *beside.APIServer) {
 	})
 	w.AwaitStored(beside.V1, beside.V1)
 	w.Store("v2")
-	beside.Eventually(t, beside.Patience, "the migration fails for one object", func(ctx context.Context) error {
-		all, err := w.Migrations(ctx)
-		for _, m := range all {
-			failed := migrationv1alpha1.True(&m, migrationv1alpha1.MigrationFailed)
-			if failed == nil || failed.Reason != migrationv1alpha1.ReasonObjectsFailed || len(m.Status.Failures) != 1 {
-				err = errors.Join(err, fmt.Errorf("%s: %+v", m.Name, m.Status))
-				continue
-			}
-			if f := m.Status.Failures[0]; f.Name != beside.ObjectName(bad) || f.Reason != migrationv1alpha1.FailureRejected || !strings.Contains(f.Message, "mandatory") {
-				t.Errorf("named is %+v", f)
-			}
-			if p := m.Status.Progress; p.Done != objects-1 || p.Failed != 1 {
-				t.Errorf("progress is %+v", p)
-			}
-			return nil
-		}
-		return errors.Join(err, fmt.Errorf("there are %d migrations", len(all)))
-	})
-	if counts, err := w.Stored(t.Context(), 0); err != nil || counts[beside.V1] != 1 || counts[beside.V2] != objects-1 {
-		t.Errorf("stored are %v, %v", counts, err)
-	}
+	w.AwaitFailed(objects, beside.ObjectName(bad), migrationv1alpha1.FailureRejected, "mandatory")
 	if versions, err := w.StoredVersions(t.Context()); err != nil || !slices.Equal(versions, []string{"v1", "v2"}) {
 		t.Errorf("storedVersions are %v, %v", versions, err)
 	}
