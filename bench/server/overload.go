@@ -26,12 +26,15 @@ const crowd = 600
 // shares the cores with fewer others.
 var seats = []string{"--max-requests-inflight=16", "--max-mutating-requests-inflight=8"}
 
-// bound makes seats of the level of ordinary users 7 of the 24, two of its own and five that it borrows, so
-// that of a flood fewer requests are served before the next one of another user. Without the annotation the server takes the change back.
-const bound = `{"metadata":{"annotations":{"apf.kubernetes.io/autoupdate-spec":"false"}},"spec":{"limited":{"borrowingLimitPercent":250}}}`
+// bound gives ordinary users, as priority and fairness sees them, 4 of the 24 seats, two of their level's own and two
+// that it borrows, and each user one queue in place of six: of a flood fewer requests are served, and only
+// the next one of each user waits in front of another user's. Without the annotation the server takes the change back.
+const bound = `{"metadata":{"annotations":{"apf.kubernetes.io/autoupdate-spec":"false"}},
+"spec":{"limited":{"borrowingLimitPercent":100,"limitResponse":{"queuing":{"handSize":1}}}}}`
 
 // unbound is as Kubernetes has it.
-const unbound = `{"metadata":{"annotations":{"apf.kubernetes.io/autoupdate-spec":"true"}},"spec":{"limited":{"borrowingLimitPercent":null}}}`
+const unbound = `{"metadata":{"annotations":{"apf.kubernetes.io/autoupdate-spec":"true"}},
+"spec":{"limited":{"borrowingLimitPercent":null,"limitResponse":{"queuing":{"handSize":6}}}}}`
 
 // floods are the settings with which a server is flooded.
 var floods = []struct {
@@ -42,7 +45,7 @@ var floods = []struct {
 }{
 	{"", nil, nil, unbound},
 	{", 24 requests served at once", seats, nil, unbound},
-	{", 24 requests served at once, 7 of them for ordinary users, GOGC=400", seats, []string{"GOGC=400"}, bound},
+	{", 24 requests served at once, 4 of them for ordinary users, GOGC=400", seats, []string{"GOGC=400"}, bound},
 }
 
 // overload measures how much longer a client with normal needs waits while another user floods the
