@@ -149,6 +149,22 @@ func TestDamagedValue(t *testing.T) {
 	if census := cluster.Command(t, "census", "--verify", "--etcd-servers", c.Endpoint); !strings.Contains(census.Stdout, "\nall others decode\n") || strings.Contains(census.Stdout, "do not decode") {
 		t.Errorf("after it was deleted the census says: %s%s", census.Stdout, census.Stderr)
 	}
+	wrongKind(t, c)
+}
+
+// wrongKind: a server names a value of another kind than its resource has.
+func wrongKind(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	namespace, err := c.Raw.Get(t.Context(), "/registry/namespaces/default")
+	if err != nil || len(namespace.Kvs) != 1 {
+		t.Fatalf("read a Namespace: %v", err)
+	}
+	if _, err := c.Raw.Put(t.Context(), "/registry/configmaps/default/wrong", string(namespace.Kvs[0].Value)); err != nil {
+		t.Fatal(err)
+	}
+	if code, unsafe := preflight(t, append(sources(c)[0], "--to", "1.38")...); code != 1 || !strings.HasPrefix(unsafe["configmaps"], "unknown: 1 value is unreadable") {
+		t.Errorf("preflight does not name a Namespace among ConfigMaps: exit %d: %v", code, unsafe)
+	}
 }
 
 // is returns nil if the answer has one of these statuses, and otherwise an error with the answer.

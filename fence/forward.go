@@ -12,7 +12,8 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 )
 
-// recheck is how often a call on a superseded store looks for a newer one, and asks whether it may write after all.
+// recheck is how long a call on a superseded store waits between two looks for a newer one, and how long it then waits
+// at most for the answer whether it may write after all.
 const recheck = 10 * time.Millisecond
 
 var errWaitedTooLong = errors.New("waited too long")
@@ -93,7 +94,7 @@ func (s *forwarder) after(ctx context.Context, e *entry, timeout <-chan time.Tim
 	}
 }
 
-// permitted says whether e may write now. It does not wait for a permission to come.
+// permitted says whether e may write now, or within recheck.
 func (s *forwarder) permitted(ctx context.Context, e *entry) bool {
 	ctx, cancel := context.WithTimeout(ctx, recheck)
 	defer cancel()

@@ -11,6 +11,8 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/apiserver/pkg/storage/value"
@@ -65,11 +67,8 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool)
 		return nil, err
 	}
 	opened := stored.Opened{Transformer: transformer, Seal: func(value []byte) agree.Seal { return j.config.Keyring.Keys().SealOf(gr, value) }}
-	switch {
-	case verify && j.crds.get(gr) != nil:
-		opened.Verify = stored.Decodes()
-	case verify:
-		opened.Verify = stored.Decodes(j.config.Schemes...)
+	if verify {
+		opened.Verify = j.decodes(gr)
 	}
 	counted := &census.Resource{
 		Resource: gr.String(), Rows: []census.Row{},
@@ -84,6 +83,30 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool)
 	}
 	err = stored.Take(ctx, counted, migratestore.NewEtcd(j.etcd.client), prefix, opened)
 	return counted, err
+}
+
+// decodes says why a value of a resource does not decode: as its store would find, of a custom resource no more than
+// whether it is JSON. Values of versions that this server does not know, or of resources that it does not store, decode as
+// they do in stored.
+func (j *Join) decodes(gr schema.GroupResource) migratestore.Verify {
+	if j.crds.get(gr) != nil {
+		return func(value []byte) error {
+			_, _, err := unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
+			return err
+		}
+	}
+	known := stored.Decodes(j.config.Schemes...)
+	store, ok := j.storing.fence.Newest(gr)
+	if !ok {
+		return known
+	}
+	return func(value []byte) error {
+		_, _, err := store.Codec.Decode(value, nil, store.New())
+		if runtime.IsNotRegisteredError(err) {
+			return known(value)
+		}
+		return err
+	}
 }
 
 // left says where a built-in resource that this server does not store has its objects in etcd, if

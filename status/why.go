@@ -100,14 +100,15 @@ func Why(o Observed, gr schema.GroupResource, counted Counted) (Answer, error) {
 	return a, nil
 }
 
-// InOneVersion reports whether all objects of a resource are known to be in the encoding that all servers agree on.
+// InOneVersion reports whether all objects of a resource are known to be in the encoding that all servers agree on. That
+// is not known if a stock server answered, which serves no StorageVersions.
 func InOneVersion(o Observed, gr schema.GroupResource) bool {
 	x := indexed(o)
 	r, known := x.of[gr]
 	if known {
 		x.move(r)
 	}
-	return known && r.settled()
+	return known && !x.stockAnswered && r.settled()
 }
 
 // target returns the encoding that every object should have: the storage version of a custom resource's definition,

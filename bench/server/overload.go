@@ -45,7 +45,7 @@ var floods = []struct {
 }{
 	{"", nil, nil, unbound},
 	{", 24 requests served at once", seats, nil, unbound},
-	{", 24 requests served at once, 4 of them for ordinary users, GOGC=400", seats, []string{"GOGC=400"}, bound},
+	{", 24 requests served at once, 4 of them for ordinary users, each in one queue, GOGC=400", seats, []string{"GOGC=400"}, bound},
 }
 
 // overload measures how much longer a client with normal needs waits while another user floods the

@@ -34,7 +34,7 @@ type Written struct {
 type Traffic struct {
 	t testing.TB
 	// answer is how long a client waits for an answer, and write how long it may repeat a write: a server that is
-	// shutting down answers 503, or not at all.
+	// shutting down answers 503, or not at all. A write that a server does not take for now it may repeat for Patience longer.
 	answer, write time.Duration
 	// every is the time between two writes of a client, 0 for none.
 	every time.Duration
@@ -182,7 +182,7 @@ func (w *Traffic) done(o Written, name string, turn int) bool {
 			return true
 		case w.t.Context().Err() != nil:
 			return false
-		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || time.Now().After(deadline) && !retriable(err):
+		case apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsNotFound(err) || time.Now().After(deadline) && !retriable(err) || time.Now().After(deadline.Add(Patience)):
 			w.t.Errorf("write %s: %v", name, err)
 			return false
 		}
