@@ -64,9 +64,9 @@ type fields struct {
 	// that failed, by definition and versions.
 	done   map[schema.GroupResource]string
 	failed *flowcontrol.Backoff
-	// told are hashes of the objects that the log has named, with the kind of error. An object of the same hash as another
+	// named are hashes of the objects that the log has named, with the kind of error. An object of the same hash as another
 	// one would not be named.
-	told map[schema.GroupResource]sets.Set[uint64]
+	named map[schema.GroupResource]sets.Set[uint64]
 }
 
 func newFields(config Config, c client.WithWatch, d *definitions) (*fields, error) {
@@ -85,7 +85,7 @@ func newFields(config Config, c client.WithWatch, d *definitions) (*fields, erro
 	return &fields{
 		definitions: d, objects: c, api: api, metadata: m, instance: config.Instance, clock: config.Clock, logger: config.Logger.WithName("managed-fields"),
 		turn: patchesPerSecond(int(config.MaxObjectsPerSecond)), done: map[schema.GroupResource]string{}, failed: failed,
-		told: map[schema.GroupResource]sets.Set[uint64]{},
+		named: map[schema.GroupResource]sets.Set[uint64]{},
 	}, nil
 }
 
@@ -114,7 +114,7 @@ func (f *fields) run(ctx context.Context) {
 // look looks through the resources that need it now. One resource that fails is put off, longer each time.
 func (f *fields) look(ctx context.Context) {
 	maps.DeleteFunc(f.done, func(gr schema.GroupResource, _ string) bool { return f.definitions.of(gr) == nil })
-	maps.DeleteFunc(f.told, func(gr schema.GroupResource, _ sets.Set[uint64]) bool { return f.definitions.of(gr) == nil })
+	maps.DeleteFunc(f.named, func(gr schema.GroupResource, _ sets.Set[uint64]) bool { return f.definitions.of(gr) == nil })
 	f.failed.GC()
 	for _, crd := range f.definitions.all() {
 		gr := migrationv1alpha1.ResourceOf(crd)
@@ -130,7 +130,7 @@ func (f *fields) look(ctx context.Context) {
 		}
 		if err == nil {
 			f.failed.DeleteEntry(id)
-			delete(f.told, gr)
+			delete(f.named, gr)
 			continue
 		}
 		f.failed.Next(id, f.clock.Now())
@@ -240,7 +240,7 @@ func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, 
 					case ctx.Err() != nil:
 						return ctx.Err()
 					case err != nil:
-						if f.untold(resource.GroupResource(), m, err) {
+						if f.unnamed(resource.GroupResource(), m, err) {
 							f.logger.Info("managedFields of an object cannot be cleaned", "resource", resource.GroupResource().String(), "namespace", m.Namespace, "name", m.Name, "reason", err.Error())
 						}
 						through.fail(cache.MetaObjectToName(m), err)
@@ -256,23 +256,23 @@ func (f *fields) all(ctx context.Context, resource schema.GroupVersionResource, 
 	return through, err
 }
 
-// fieldsSeed is for the hashes of fields.told.
+// fieldsSeed is for the hashes of fields.named.
 var fieldsSeed = maphash.MakeSeed()
 
-// untold says whether the log has not told yet that the object cannot be written, for an error of this kind. The texts of
+// unnamed says whether the log has not named the object yet for an error of this kind, and notes that it does. The texts of
 // errors differ from try to try, for example by ports.
-func (f *fields) untold(gr schema.GroupResource, m *metav1.PartialObjectMetadata, err error) bool {
+func (f *fields) unnamed(gr schema.GroupResource, m *metav1.PartialObjectMetadata, err error) bool {
 	of := maphash.Comparable(fieldsSeed, struct {
 		object types.UID
 		reason metav1.StatusReason
 	}{m.UID, apierrors.ReasonForError(err)})
-	if f.told[gr].Has(of) {
+	if f.named[gr].Has(of) {
 		return false
 	}
-	if f.told[gr] == nil {
-		f.told[gr] = sets.Set[uint64]{}
+	if f.named[gr] == nil {
+		f.named[gr] = sets.Set[uint64]{}
 	}
-	f.told[gr].Insert(of)
+	f.named[gr].Insert(of)
 	return true
 }
 

@@ -124,7 +124,7 @@ func (m *mirroring) judge(ctx context.Context) (observed.InTree, error) {
 	}
 	judged := observed.JudgeInTree(m.config.Clock.Now(), lease, list.Items, m.config.MirrorAfter)
 	if !judged.Since.IsZero() {
-		judged.Why += ", which counts from " + judged.Since.Add(m.config.MirrorAfter).UTC().Format(time.TimeOnly) + " on"
+		judged.Why += "; the migrator counts as off from " + judged.Since.Add(m.config.MirrorAfter).UTC().Format(time.RFC3339) + " on"
 	}
 	return judged, nil
 }

@@ -33,8 +33,8 @@ func TestMirroredVersions(t *testing.T) {
 	}
 }
 
-// TestMirrorModes: with --mirror=always migrations are done at once, and nobody is asked. With auto they are done when one
-// was left alone for as long as --mirror-after, and the reason says from when on that counts.
+// TestMirrorModes: with --mirror=always the migrator counts as off without asking. With auto it does when a migration was
+// left alone for as long as --mirror-after, and until then the reason says from when on.
 func TestMirrorModes(t *testing.T) {
 	always := &mirroring{controllers: &controllers{config: Config{Mirror: MirrorAlways}}}
 	if err := always.may(t.Context()); err != nil {
@@ -46,7 +46,7 @@ func TestMirrorModes(t *testing.T) {
 	objects := ctrlfake.NewClientBuilder().WithScheme(scheme).WithObjects(mine).Build()
 	clock := testclock.NewFakeClock(now.Add(time.Minute))
 	auto := &mirroring{known: objects, controllers: &controllers{objects: objects, config: Config{Mirror: MirrorAuto, MirrorAfter: 7 * time.Minute, Clock: clock}}}
-	from := "has left mine alone since " + now.UTC().Format(time.TimeOnly) + ", which counts from " + now.Add(7*time.Minute).UTC().Format(time.TimeOnly) + " on"
+	from := "no kube-controller-manager has a Lease, and mine has been left alone since " + now.UTC().Format(time.RFC3339) + "; the migrator counts as off from " + now.Add(7*time.Minute).UTC().Format(time.RFC3339) + " on"
 	if err := auto.may(t.Context()); !errors.Is(err, mirror.ErrLeft) || !strings.Contains(err.Error(), from) {
 		t.Errorf("after a minute: %v; want %q", err, from)
 	}

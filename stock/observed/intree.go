@@ -27,8 +27,7 @@ type InTree struct {
 	Off bool
 	// Why says what was seen, or what is waited for.
 	Why string
-	// Since is since when the migrator is seen to leave a migration alone, which is not for long enough yet; zero if it
-	// leaves none alone.
+	// Since is when the migrator began to leave a migration alone, too recently to count; zero if it leaves none alone.
 	Since time.Time
 }
 
@@ -85,7 +84,7 @@ func JudgeInTree(now time.Time, lease *coordinationv1.Lease, all []storagemigrat
 		}
 		if open && (waits.Since.IsZero() || begin.Before(waits.Since)) {
 			waits.Since = begin
-			waits.Why = fmt.Sprintf("%s, and has left %s alone since %s", who, m.Name, begin.UTC().Format(time.TimeOnly))
+			waits.Why = fmt.Sprintf("%s, and %s has been left alone since %s", who, m.Name, begin.UTC().Format(time.RFC3339))
 		}
 	}
 	return waits
