@@ -119,6 +119,14 @@ func story(t testing.TB, name string) status.Observed {
 	return o
 }
 
+// TestAdvice: where nothing is migrated the headline says what to do.
+func TestAdvice(t *testing.T) {
+	p, _ := pictureOf(story(t, "stock-bare"), verdict.Lifecycles())
+	if !strings.Contains(p.Headline, "nothing is migrated here. What to do: install concord controllers") {
+		t.Errorf("the headline is %q", p.Headline)
+	}
+}
+
 // TestReleases: the releases before and after those that servers run are judged by what is stored.
 func TestReleases(t *testing.T) {
 	p, rows := pictureOf(story(t, "roll"), verdict.Lifecycles())

@@ -71,6 +71,9 @@ func pictureOf(o status.Observed, lifecycles []compat.Lifecycle) (picture, []sta
 		Moving: c.Moving[:min(shown, len(c.Moving))], MoreMoving: max(0, len(c.Moving)-shown),
 		Timeline: timeline.Of(o), Releases: []release{},
 	}
+	if c.Do != "" {
+		p.Headline += ". What to do: " + c.Do
+	}
 	for i := range p.Servers {
 		if s := p.Servers[i].State; s != servers.Dead && s != servers.Unrenewed {
 			p.Servers[i].RenewedSecondsAgo = 0 // or every picture would differ from the last
