@@ -99,7 +99,7 @@ func Of(o Observed) Cluster {
 		}
 		c.Rows = append(c.Rows, row)
 	}
-	c.Do = o.begin(c)
+	c.Do = o.advice(c)
 	slices.SortStableFunc(c.Rows, func(a, b Row) int { return cmp.Compare(a.State.Rank(), b.State.Rank()) })
 	for _, server := range x.servers {
 		if p := problemOf(server, waits[server.ID]); p.Kind != "" {
@@ -125,8 +125,8 @@ func (c Cluster) bare() bool {
 	return c.Counts.Stored == 0 && len(c.Servers) > 0 && !slices.ContainsFunc(c.Servers, func(s servers.Server) bool { return s.Silence != agree.Stock })
 }
 
-// begin is what has concord controllers write StorageStates; empty where they need not be told, or it is not known.
-func (o Observed) begin(c Cluster) string {
+// advice is what to do where no StorageState tells of concord controllers; empty elsewhere, or where that is not known.
+func (o Observed) advice(c Cluster) string {
 	if !c.bare() || len(o.Unread) > 0 {
 		return ""
 	}
