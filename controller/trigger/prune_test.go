@@ -298,10 +298,6 @@ func TestLastLook(t *testing.T) {
 		one()
 	}
 	is("refused", 0, "v1", "v2")
-	if w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] == "" {
-		t.Error("it is not told that it is refused")
-	}
-	w.wantEvent(cronJobs.String(), migrationv1alpha1.ReasonStoredVersionsRefused)
 	w.Before = nil
 	one()
 	is("the last look has failed", 1, "v1", "v2")
@@ -310,8 +306,40 @@ func TestLastLook(t *testing.T) {
 	is("the last look has ended well", 2, "v1", "v2")
 	one()
 	is("after that", 2, "v2")
-	if why := w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation]; why != "" {
-		t.Errorf("pruned, it still tells of a refusal: %s", why)
+}
+
+// TestPruneRefused: if the API server refuses the pruning, for example because of a guard, or its dry run before the last
+// look, the StorageState has the whole answer in an annotation until the pruning succeeds, and one Event tells of it.
+func TestPruneRefused(t *testing.T) {
+	for name, lastLook := range map[string]func(context.Context, schema.GroupResource, evolve.Target) error{
+		"without last looks": nil,
+		"with last looks":    func(context.Context, schema.GroupResource, evolve.Target) error { return nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, c := toPrune(t)
+			c.cfg.LastLook = lastLook
+			r := newRun(c)
+			defer r.queue.ShutDown()
+			look := func(times int) {
+				for range times {
+					r.one(t.Context(), cronJobs)
+					r.lookers.Wait()
+				}
+			}
+			told := func() string { return w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] }
+			refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("denied by a guard"))
+			w.Fail("update status CustomResourceDefinition", refusal)
+			look(3)
+			if got := told(); got != refusal.Error() {
+				t.Errorf("told is %q, want %q", got, refusal)
+			}
+			w.wantEvent(cronJobs.String(), migrationv1alpha1.ReasonStoredVersionsRefused)
+			w.Before = nil
+			look(2)
+			if got := w.storedVersions(); !slices.Equal(got, []string{"v2"}) || told() != "" {
+				t.Errorf("not refused any more, storedVersions are %v, told is %q", got, told())
+			}
+		})
 	}
 }
 
