@@ -32,7 +32,7 @@ func NewMetrics() *Metrics {
 			"How many encryption keys stored objects of the resource may need, counting those that are not encrypted as one; 0 if the resource was never encrypted. While there are two, the older one cannot be removed.",
 			"resource"),
 		migrations: gauge("concord_migrations",
-			"StorageVersionMigrations of the resource by phase: Pending, WaitingForAgreement, Running, Retrying, Paused, Succeeded, Failed, Superseded.",
+			"StorageVersionMigrations of the resource by phase: Pending, WaitingForAgreement, Running, Retrying, Paused, Succeeded, Failed, Superseded. A superseded one has ended because what changed made it pointless; where Concord migrates by itself it makes another one, elsewhere ask again.",
 			"resource", "phase"),
 		objects: gauge("concord_migration_objects",
 			"Objects of the resource's newest migration by state: done, failed, remaining.",

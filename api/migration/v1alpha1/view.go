@@ -244,8 +244,8 @@ func True(m *StorageVersionMigration, t MigrationConditionType) *MigrationCondit
 	return nil
 }
 
-// Superseded says whether a migration that failed for the reason did so because it is not needed any more: what changed
-// leads to another one.
+// Superseded says whether a migration that failed for the reason did so because what changed made it pointless. Where
+// Concord migrates by itself that leads to another one.
 func Superseded(reason string) bool {
 	return reason == ReasonAgreementLost || reason == ReasonStorageVersionChanged || reason == ReasonCRDChanged
 }
