@@ -269,6 +269,18 @@ func (w *world) prune(to ...string) {
 	})
 }
 
+// looker returns a function that has cronJobs looked at so many times, and waits for each last look.
+func looker(t *testing.T, c *Controller) func(times int) {
+	r := newRun(c)
+	t.Cleanup(r.queue.ShutDown)
+	return func(times int) {
+		for range times {
+			r.one(t.Context(), cronJobs)
+			r.lookers.Wait()
+		}
+	}
+}
+
 // TestLastLook: the objects are looked at once more before storedVersions are pruned. An error of this last look
 // keeps storedVersions as they are. There is no last look if the API server would refuse the pruning.
 func TestLastLook(t *testing.T) {
@@ -281,12 +293,7 @@ func TestLastLook(t *testing.T) {
 		}
 		return answer
 	}
-	r := newRun(c)
-	defer r.queue.ShutDown()
-	one := func() {
-		r.one(t.Context(), cronJobs)
-		r.lookers.Wait()
-	}
+	look := looker(t, c)
 	is := func(when string, want int, stored ...string) {
 		t.Helper()
 		if got := w.storedVersions(); looks != want || !slices.Equal(got, stored) {
@@ -294,17 +301,15 @@ func TestLastLook(t *testing.T) {
 		}
 	}
 	w.Fail("update status CustomResourceDefinition", apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("guarded")))
-	for range 3 {
-		one()
-	}
+	look(3)
 	is("refused", 0, "v1", "v2")
 	w.Before = nil
-	one()
+	look(1)
 	is("the last look has failed", 1, "v1", "v2")
 	answer = nil
-	one()
+	look(1)
 	is("the last look has ended well", 2, "v1", "v2")
-	one()
+	look(1)
 	is("after that", 2, "v2")
 }
 
@@ -318,14 +323,7 @@ func TestPruneRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, c := toPrune(t)
 			c.cfg.LastLook = lastLook
-			r := newRun(c)
-			defer r.queue.ShutDown()
-			look := func(times int) {
-				for range times {
-					r.one(t.Context(), cronJobs)
-					r.lookers.Wait()
-				}
-			}
+			look := looker(t, c)
 			told := func() string { return w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] }
 			refusal := apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, cronJobs.String(), errors.New("denied by a guard"))
 			w.Fail("update status CustomResourceDefinition", refusal)
@@ -365,14 +363,7 @@ func TestWithoutDryRuns(t *testing.T) {
 		}
 		return apierrors.NewBadRequest("admission webhook \"w\" does not support dry run")
 	}
-	r := newRun(c)
-	defer r.queue.ShutDown()
-	look := func(times int) {
-		for range times {
-			r.one(t.Context(), cronJobs)
-			r.lookers.Wait()
-		}
-	}
+	look := looker(t, c)
 	look(10)
 	if tried < 2 {
 		t.Errorf("it was tried %d times after %d last looks", tried, looked)
