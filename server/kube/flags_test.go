@@ -179,6 +179,13 @@ func testFlags(t *testing.T) {
 				t.Errorf("error %v, stored is %v", err, answer)
 			}
 		}},
+		// ARCHITECTURE.md's "Writers that bypass the fence" names it.
+		"bitmap": {[]string{"--emulated-version=1.34", "--feature-gates=DisableAllocatorDualWrite=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
+			key := "/bitmap/ranges/serviceips"
+			if encoding, err := c.value(t.Context(), key); err != nil || encoding != "v1" {
+				t.Errorf("%s is stored as %q, error %v", key, encoding, err)
+			}
+		}},
 		"egress": {[]string{"--egress-selector-config-file=" + direct}, nil},
 		"peers":  {c.peerFlags(), nil},
 		"alpha": {[]string{"--runtime-config=api/all=true", "--feature-gates=AllAlpha=true,AllBeta=true,CBORServingAndStorage=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
