@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -301,6 +302,17 @@ func TestConfig(t *testing.T) {
 	}
 }
 
+// TestNoSecretInErrors: the error about a configuration, which is logged, has none of its secrets.
+func TestNoSecretInErrors(t *testing.T) {
+	path, secret := filepath.Join(t.TempDir(), "f"), base64.StdEncoding.EncodeToString([]byte("0123456789abcdef"))
+	must(t, os.WriteFile(path, []byte("apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n"+
+		"  providers:\n  - aescbc: {keys: [{name: a, secret: "+secret+"}]}\n    identity: {}\n"), 0o600))
+	_, err := loadKeys(t.Context(), path, false, "test")
+	if err == nil || strings.Contains(err.Error(), secret) || !strings.Contains(err.Error(), "resources[0].providers[0]: more than one provider") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
 func must(tb testing.TB, err error) {
 	tb.Helper()
 	if err != nil {
@@ -308,16 +320,32 @@ func must(tb testing.TB, err error) {
 	}
 }
 
-// TestUnreadableByOthers: a key may be the first of a resource only if every live server can read it.
+// renewing is a Reader after each of whose pages a Lease is renewed.
+type renewing struct {
+	migratestore.Reader
+	renew func()
+}
+
+func (r renewing) Range(ctx context.Context, start, end string, limit, revision int64) (migratestore.Page, error) {
+	defer r.renew()
+	return r.Reader.Range(ctx, start, end, limit, revision)
+}
+
+// TestUnreadableByOthers: a key may be the first of a resource only if every live server can read it, and a key that a
+// live server writes with has to be among the keys.
 func TestUnreadableByOthers(t *testing.T) {
+	const stock = "none of Concord's annotations"
 	etcd := storedtest.Start(t)
-	a := keysFrom(t, encryptionYAML("secrets: aescbc a, identity", "*.example.com: secretbox b"))
+	a := keysFrom(t, encryptionYAML("secrets: aescbc a, identity", "*.example.com: secretbox b, identity"))
 	lease := func(name, reads string) string {
 		l := &coordinationv1.Lease{TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}}
 		l.Name, l.Namespace = name, storageversion.IdentityNamespace
 		l.Labels = map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}
-		if reads != "" {
-			l.Annotations = map[string]string{storageversion.EncryptionKeysAnnotation: reads}
+		if reads != stock {
+			l.Annotations = map[string]string{storageversion.BinaryVersionAnnotation: "1.37"}
+		}
+		if reads != "" && reads != stock {
+			l.Annotations[storageversion.EncryptionKeysAnnotation] = reads
 		}
 		l.Spec.LeaseDurationSeconds = new(int32)
 		*l.Spec.LeaseDurationSeconds = 1
@@ -327,6 +355,8 @@ func TestUnreadableByOthers(t *testing.T) {
 	}
 	behind := keysFrom(t, encryptionYAML("secrets: identity, aescbc a", "widgets.example.com: identity, secretbox b", "*.example.com: secretbox b"))
 	all, apart := keysFrom(t, encryptionYAML("*.*: aescbc a, identity")), keysFrom(t, encryptionYAML("widgets.example.com: identity", "*.*: aescbc a, identity"))
+	secrets, plainFirst := keysFrom(t, encryptionYAML("secrets: aescbc a, identity")), keysFrom(t, encryptionYAML("secrets: identity, aescbc a"))
+	seal := a.Writes(secretsResource)
 	for name, test := range map[string]struct {
 		keys    *Keys
 		reads   string
@@ -334,25 +364,37 @@ func TestUnreadableByOthers(t *testing.T) {
 	}{
 		"the same":                       {a, a.reading(), ""},
 		"behind another":                 {a, behind.reading(), ""},
-		"without":                        {a, "", "secrets that are encrypted with aescbc:v1:a"},
-		"another secret":                 {a, strings.ReplaceAll(a.reading(), string(a.Writes(secretsResource)), "aescbc:v1:a:0"), "secrets that are encrypted with aescbc:v1:a"},
-		"unreadable":                     {a, "{", "s1 cannot read "},
+		"without":                        {a, "", "cannot read secrets that are encrypted with aescbc:v1:a"},
+		"a stock server":                 {a, stock, ""},
+		"another secret":                 {a, strings.ReplaceAll(a.reading(), string(seal), "aescbc:v1:a:0"), "cannot read secrets that are encrypted with aescbc:v1:a"},
+		"unreadable":                     {a, "{", "cannot read "},
 		"plain":                          {&Keys{}, "", ""},
-		"plain without":                  {&Keys{}, keysFrom(t, encryptionYAML("secrets: aescbc a")).reading(), "secrets that are not encrypted"},
-		"a custom resource apart":        {all, apart.reading(), "widgets.example.com that are encrypted with aescbc:v1:a"},
-		"a custom resource of its group": {all, keysFrom(t, encryptionYAML("*.example.com: identity", "*.*: aescbc a, identity")).reading(), "*.example.com that are encrypted with aescbc:v1:a"},
-		"a custom resource both apart":   {apart, all.reading(), ""},
-		"a plugin's next key":            {&Keys{providers: map[schema.GroupResource][]*provider{secretsResource: {{seal: "kms:v2:p:1"}}}}, `{"secrets":["kms:v2:p:"]}`, ""},
+		"plain without":                  {&Keys{}, keysFrom(t, encryptionYAML("secrets: aescbc a")).reading(), "cannot read secrets that are not encrypted"},
+		"a custom resource apart":        {all, apart.reading(), "cannot read widgets.example.com that are encrypted with aescbc:v1:a"},
+		"a custom resource of its group": {all, keysFrom(t, encryptionYAML("*.example.com: identity", "*.*: aescbc a, identity")).reading(), "cannot read *.example.com that are encrypted with aescbc:v1:a"},
+		"a custom resource both apart":   {apart, all.reading(), "writes widgets.example.com that are encrypted with aescbc:v1:a"},
+		"a plugin's next key":            {&Keys{providers: map[schema.GroupResource][]*provider{secretsResource: {{seal: "kms:v2:p:", kms: new(atomic.Pointer[string])}}}}, `{"secrets":["kms:v2:p:"]}`, ""},
+		"written with a lost key":        {secrets, fmt.Sprintf(`{"secrets":["%s0","%[1]s",""]}`, seal), "writes secrets that are encrypted with aescbc:v1:a"},
+		"written with a key more":        {&Keys{}, secrets.reading(), "writes secrets that are encrypted with aescbc:v1:a"},
+		"written plain":                  {keysFrom(t, encryptionYAML("secrets: aescbc a")), plainFirst.reading(), "writes secrets that are not encrypted"},
+		"what is not there yet":          {&Keys{}, keysFrom(t, encryptionYAML("*.late.example.org: aescbc a, identity")).reading(), "writes *.late.example.org that are encrypted with aescbc:v1:a"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			prefix := etcd.Fill(t, map[string]string{"leases/kube-system/s1": lease("s1", test.reads), "leases/kube-system/other": `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease"}`})
+			prefix := etcd.Fill(t, map[string]string{
+				"leases/kube-system/s1":    lease("s1", test.reads),
+				"leases/kube-system/other": `{"apiVersion":"coordination.k8s.io/v1","kind":"Lease"}`,
+			})
 			known := storedtest.Target(t).Resources()
+			var reader migratestore.Reader = migratestore.NewEtcd(etcd.Client)
 			check := func(self agree.ServerID, poll time.Duration) error {
-				return test.keys.CheckOthers(t.Context(), migratestore.NewEtcd(etcd.Client), stored.Layout{Prefix: prefix}, known, self, poll)
+				return test.keys.CheckOthers(t.Context(), reader, stored.Layout{Prefix: prefix}, known, self, poll)
 			}
-			if err := check("", 0); (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), "s1 cannot read") || err != nil && !strings.Contains(err.Error(), test.refused) {
-				t.Errorf("got %v, want %q", err, test.refused)
+			refused := func(err error) {
+				if t.Helper(); (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), "server s1 "+test.refused) {
+					t.Errorf("got %v, want %q", err, test.refused)
+				}
 			}
+			refused(check("", 0))
 			if err := check("s1", 0); err != nil {
 				t.Errorf("it is its own: %v", err)
 			}
@@ -360,6 +402,11 @@ func TestUnreadableByOthers(t *testing.T) {
 			if err := check("", 20*time.Millisecond); err != nil {
 				t.Errorf("a Lease that nobody renews: %v", err)
 			}
+			reader = renewing{reader, func() {
+				_, err := etcd.Put(t.Context(), prefix+"/leases/kube-system/s1", lease("s1", test.reads))
+				must(t, err)
+			}}
+			refused(check("", 20*time.Millisecond))
 		})
 	}
 }

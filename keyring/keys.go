@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -189,6 +190,9 @@ func (k *Keys) readsKey(gr schema.GroupResource, key string) bool {
 	return (len(providers) == 0 || exempt(gr)) && key == ""
 }
 
+// quoted is a part of the configuration in an error of its validation.
+var quoted = regexp.MustCompile(`Invalid value: \{.*\}: `)
+
 // loadKeys reads the configuration. The providers' connections and loops live as long as ctx.
 func loadKeys(ctx context.Context, path string, reload bool, server string) (*Keys, error) {
 	raw, err := os.ReadFile(path)
@@ -202,7 +206,8 @@ func loadKeys(ctx context.Context, path string, reload bool, server string) (*Ke
 	loaded, err := encryptionconfig.LoadEncryptionConfig(ctx, path, reload, server)
 	if err != nil {
 		cancel()
-		return nil, errors.New(strings.Join(strings.Fields(err.Error()), " ")) // of several lines
+		// The text has several lines, and may quote providers with their secrets.
+		return nil, errors.New(quoted.ReplaceAllString(strings.Join(strings.Fields(err.Error()), " "), ""))
 	}
 	k := &Keys{
 		hash: loaded.EncryptionFileContentHash, transformers: loaded.Transformers, health: loaded.HealthChecks,

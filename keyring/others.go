@@ -11,7 +11,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
@@ -35,38 +34,51 @@ func (k *Keys) reading() string {
 	return string(text)
 }
 
-// readsAs says whether a server whose Lease lists these keys opens values with the seal.
-func readsAs(lists map[string][]agree.Seal, gr schema.GroupResource, seal agree.Seal) bool {
+// listOf returns the keys for a resource of a server whose Lease lists these; without encryption that is the empty one.
+func listOf(lists map[string][]agree.Seal, gr schema.GroupResource) []agree.Seal {
 	for _, pattern := range patternsOf(gr) {
 		if list, ok := lists[pattern.String()]; ok {
-			return slices.ContainsFunc(list, func(s agree.Seal) bool {
-				return s == seal || s != "" && strings.HasSuffix(string(s), ":") && strings.HasPrefix(string(seal), string(s))
-			})
+			return list
 		}
 	}
-	return seal == ""
+	return []agree.Seal{""}
 }
 
-// CheckOthers implements stored.Keys: it says why a server must not encrypt with these keys yet: another
-// server could not read what it writes. self is not asked. Without poll every Lease counts;
+// readsAs says whether a server whose Lease lists these keys opens values with the seal.
+func readsAs(lists map[string][]agree.Seal, gr schema.GroupResource, seal agree.Seal) bool {
+	return slices.ContainsFunc(listOf(lists, gr), func(s agree.Seal) bool {
+		return s == seal || s != "" && strings.HasSuffix(string(s), ":") && strings.HasPrefix(string(seal), string(s))
+	})
+}
+
+// writesAs returns the key with which a server whose Lease lists these encrypts; of a KMS plugin its beginning.
+func writesAs(lists map[string][]agree.Seal, gr schema.GroupResource) agree.Seal {
+	if list := listOf(lists, gr); len(list) > 0 {
+		return list[0]
+	}
+	return ""
+}
+
+// CheckOthers implements stored.Keys: it says why a server must not work with these keys yet: another
+// server could not read what it writes, or it could not read what another one reports that it writes. self is not asked. Without poll every Lease counts;
 // with it those count whose server is seen to renew them, which is waited for for as long
 // as the Lease lasts: where all servers were killed their Leases are still there.
 func (k *Keys) CheckOthers(ctx context.Context, reader migratestore.Reader, layout stored.Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error {
 	began, first := time.Now(), map[string]string{}
 	for {
-		leases, err := readIdentities(ctx, reader, layout)
+		leases, err := stored.Identities(ctx, reader, layout)
 		if err != nil {
 			return fmt.Errorf("identity Leases: %w", err)
 		}
 		waiting := false
 		for _, lease := range leases {
-			why := unreadableTo(lease, known, k)
+			why := k.differs(lease, known)
 			if why == "" || lease.Name == string(self) {
 				continue
 			}
 			renewed := lease.ResourceVersion
 			if seen, ok := first[lease.Name]; poll == 0 || ok && seen != renewed {
-				return fmt.Errorf("server %s cannot read %s: have every server load the key behind its first one before any server puts it first", lease.Name, why)
+				return fmt.Errorf("server %s %s", lease.Name, why)
 			}
 			first[lease.Name] = renewed
 			waiting = waiting || lease.Spec.LeaseDurationSeconds != nil && time.Since(began) <= time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second
@@ -82,11 +94,14 @@ func (k *Keys) CheckOthers(ctx context.Context, reader migratestore.Reader, layo
 	}
 }
 
-// unreadableTo names a resource that the Lease's server could not read if it was encrypted
-// with these keys; "" if there is none.
-func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *Keys) string {
-	var lists map[string][]agree.Seal
-	if text, ok := lease.Annotations[storageversion.EncryptionKeysAnnotation]; ok && json.Unmarshal([]byte(text), &lists) != nil {
+// differs says that the Lease's server could not read a resource that was encrypted with these keys, or writes what they do
+// not read; "" if neither is so. The Lease of a server that is not Concord's does not tell: nothing is agreed on beside it.
+func (k *Keys) differs(lease *coordinationv1.Lease, known []schema.GroupResource) string {
+	if storageversion.SilenceOf(lease) == agree.Stock {
+		return ""
+	}
+	lists, err := storageversion.EncryptionKeys(lease)
+	if err != nil {
 		lists = map[string][]agree.Seal{"*.*": nil}
 	}
 	patterns := slices.Collect(maps.Keys(k.providers)) // a custom resource each, or several
@@ -94,27 +109,17 @@ func unreadableTo(lease *coordinationv1.Lease, known []schema.GroupResource, k *
 		patterns = append(patterns, schema.ParseGroupResource(pattern))
 	}
 	for _, gr := range verdict.Resources(known, patterns) {
-		if seal := k.Writes(gr); !exempt(gr) && !readsAs(lists, gr, seal) {
-			return fmt.Sprintf("%s that are %s", gr, describeKeys([]string{seal.Key()})[0])
+		if exempt(gr) {
+			continue
+		}
+		if seal := k.Writes(gr); !readsAs(lists, gr, seal) {
+			return fmt.Sprintf("cannot read %s that are %s: have every server load the key behind its first one before any server puts it first",
+				gr, describeKeys([]string{seal.Key()})[0])
+		}
+		if seal := writesAs(lists, gr); !k.reads(gr, seal) {
+			return fmt.Sprintf("writes %s that are %s, which this encryption configuration cannot read: keep that key behind the first one until all servers have loaded it",
+				gr, describeKeys([]string{seal.Key()})[0])
 		}
 	}
 	return ""
-}
-
-// readIdentities reads the identity Leases straight from etcd. Their resourceVersion is the
-// revision that they have there, so that it changes with every renewal.
-func readIdentities(ctx context.Context, reader migratestore.Reader, layout stored.Layout) ([]*coordinationv1.Lease, error) {
-	var leases []*coordinationv1.Lease
-	under := layout.Of(schema.GroupResource{Group: coordinationv1.GroupName, Resource: "leases"}, false) + storageversion.IdentityNamespace + "/"
-	err := migratestore.Walk(ctx, reader, under, func(e migratestore.Entry) error {
-		obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(e.Value, nil, nil)
-		lease, ok := obj.(*coordinationv1.Lease)
-		if err != nil || !ok || lease.Labels[storageversion.IdentityLabel] != storageversion.IdentityLabelValue || !storageversion.IsServer(lease.Name) || storageversion.IsAggregated(lease) {
-			return nil //nolint:nilerr // it is nobody's identity
-		}
-		lease.ResourceVersion = fmt.Sprint(e.ModRevision)
-		leases = append(leases, lease)
-		return nil
-	})
-	return leases, err
 }

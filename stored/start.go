@@ -48,8 +48,8 @@ type Keys interface {
 	// CheckStored says why a server with these keys could not open what is stored. known
 	// are the built-in resources.
 	CheckStored(ctx context.Context, reader migratestore.Reader, layout Layout, sets Sets, known []schema.GroupResource) error
-	// CheckOthers says why a server must not encrypt with these keys yet: a living server
-	// other than self could not read what it writes.
+	// CheckOthers says why a server must not work with these keys yet: a living server other than self
+	// could not read what it writes, or writes what it could not read.
 	CheckOthers(ctx context.Context, reader migratestore.Reader, layout Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error
 }
 
@@ -69,7 +69,7 @@ type Start struct {
 
 // Check refuses to start a server that cannot decode or open what may be stored
 // (KEP-2343, "Implications to cluster operators"), or that would encrypt with a key that
-// another server cannot read. The error is one line that names the resources, their
+// another server cannot read, or could not read what another server encrypts. The error is one line that names the resources, their
 // encodings or keys, and what to do. It reads the stored sets straight from etcd, and raw
 // values only where these do not say enough: of built-in resources whose stored set is not
 // known, or names encodings that the server cannot decode, and of any resource, also a custom one, whose

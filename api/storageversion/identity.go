@@ -3,6 +3,7 @@ package storageversion
 import (
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -121,6 +122,21 @@ func ControlPlane(identities []coordinationv1.Lease) []coordinationv1.Lease {
 // kube-apiserver that serves no StorageVersions is another server beside it. The slice stays unchanged.
 func Reporting(identities []coordinationv1.Lease) []coordinationv1.Lease {
 	return slices.DeleteFunc(ControlPlane(slices.Clone(identities)), func(l coordinationv1.Lease) bool { return SilenceOf(&l) != "" })
+}
+
+// EncryptionKeys returns the keys that an identity Lease lists in EncryptionKeysAnnotation, by the resources of the
+// encryption configuration; the server writes with the first of each list. An error says that the annotation cannot be
+// read.
+func EncryptionKeys(lease *coordinationv1.Lease) (map[string][]agree.Seal, error) {
+	text, ok := lease.Annotations[EncryptionKeysAnnotation]
+	if !ok {
+		return nil, nil
+	}
+	var lists map[string][]agree.Seal
+	if err := json.Unmarshal([]byte(text), &lists); err != nil {
+		return nil, fmt.Errorf("the annotation %s of identity Lease %s cannot be read: %w", EncryptionKeysAnnotation, lease.Name, err)
+	}
+	return lists, nil
 }
 
 // SilenceOf returns why the server of an identity Lease never reports; empty if it reports. Every Concord server puts

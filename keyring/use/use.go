@@ -3,12 +3,14 @@
 package use
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/concord-dev/concord/agree"
@@ -50,11 +52,16 @@ func Read(ctx context.Context, reader migratestore.Reader, prefix string) (Repor
 	if err != nil {
 		return Report{}, err
 	}
-	sets, err := stored.ReadSets(ctx, atRevision{Reader: reader, revision: census.Revision}, prefix)
+	reader = atRevision{Reader: reader, revision: census.Revision}
+	sets, err := stored.ReadSets(ctx, reader, prefix)
 	if err != nil {
 		return Report{}, err
 	}
-	return Report{Revision: census.Revision, Keys: judgeKeys(census, sets)}, nil
+	leases, err := stored.Identities(ctx, reader, stored.Layout{Prefix: prefix})
+	if err != nil {
+		return Report{}, err
+	}
+	return Report{Revision: census.Revision, Keys: judgeKeys(census, sets, leases)}, nil
 }
 
 // atRevision reads everything at one revision.
@@ -70,8 +77,9 @@ func (r atRevision) Range(ctx context.Context, start, end string, limit, _ int64
 
 // judgeKeys decides about every key that a value, a report or the history of reports names. A put needs a report of
 // exactly the encoding that it writes, and compares the revision of the StorageVersion that holds the report (DESIGN
-// 3.2). So if no report names a key, no write with that key can follow.
-func judgeKeys(census migratestore.Census, sets stored.Sets) []Key {
+// 3.2). So if no report names a key, no write with that key can follow, but of a resource that is not there yet: the
+// first keys of servers' configurations count as reports.
+func judgeKeys(census migratestore.Census, sets stored.Sets, leases []*coordinationv1.Lease) []Key {
 	uses := map[string]*Key{}
 	use := func(key string) *Key {
 		if uses[key] == nil {
@@ -93,7 +101,7 @@ func judgeKeys(census migratestore.Census, sets stored.Sets) []Key {
 		u.Values += row.Objects
 		u.Resources[row.Resource] += row.Objects
 	}
-	doubt := doubtOf(sets)
+	doubt := cmp.Or(doubtOf(sets), learnFirst(leases, use))
 	if u := uses[migratestore.Unnamed]; u != nil && doubt == "" {
 		doubt = fmt.Sprintf("%s are encrypted and do not tell with what", u.by())
 	}
@@ -139,6 +147,24 @@ func learnKeys(s stored.Sets, use func(key string) *Key) (encrypted sets.Set[str
 		}
 	}
 	return encrypted
+}
+
+// learnFirst notes the first key of each list of each server. A KMS plugin's key is not known there. It returns why that is
+// not known of a server; "" if it is of all.
+func learnFirst(leases []*coordinationv1.Lease, use func(key string) *Key) (doubt string) {
+	for _, lease := range leases {
+		lists, err := storageversion.EncryptionKeys(lease)
+		if err != nil {
+			doubt = err.Error()
+		}
+		for _, list := range lists {
+			if len(list) > 0 && !strings.HasSuffix(string(list[0]), ":") {
+				u := use(keyName(agree.Encoding("v1").Sealed(list[0])))
+				u.Writers = append(u.Writers, agree.ServerID(lease.Name))
+			}
+		}
+	}
+	return doubt
 }
 
 func keyName(e agree.Encoding) string {

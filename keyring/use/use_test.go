@@ -1,14 +1,18 @@
 package use
 
 import (
+	"encoding/json"
 	"slices"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	kmstypes "k8s.io/apiserver/pkg/storage/value/encrypt/envelope/kmsv2/v2"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/api/storageversion"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored/storedtest"
 )
@@ -18,7 +22,32 @@ var (
 	widgetsResource = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 )
 
-// TestJudgeKeys: a key is removable only if no stored value has it, no server reports it, and all
+// lease is an identity Lease that lists these keys.
+func lease(t *testing.T, keys string) string {
+	t.Helper()
+	l := &coordinationv1.Lease{TypeMeta: metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}, ObjectMeta: metav1.ObjectMeta{
+		Name: "s1", Labels: map[string]string{storageversion.IdentityLabel: storageversion.IdentityLabelValue}, Annotations: map[string]string{storageversion.EncryptionKeysAnnotation: keys},
+	}}
+	raw, err := json.Marshal(l)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(raw)
+}
+
+// TestIdentityFirst: while a server's configuration has identity first, identity is no removable key, also if no resource
+// was ever encrypted.
+func TestIdentityFirst(t *testing.T) {
+	etcd := storedtest.Start(t)
+	v := storedtest.Agreed(t)
+	v["leases/kube-system/s1"] = lease(t, `{"*.*":["","aescbc:v1:a:1"]}`)
+	report, err := Read(t.Context(), migratestore.NewEtcd(etcd.Client), etcd.Fill(t, v))
+	if err != nil || len(report.Keys) != 1 || report.Keys[0].Name != "identity" || report.Keys[0].Removable {
+		t.Errorf("got %+v, %v", report, err)
+	}
+}
+
+// TestJudgeKeys: a key is removable only if no stored value has it, no server reports it or has it first, and all
 // servers report.
 func TestJudgeKeys(t *testing.T) {
 	etcd := storedtest.Start(t)
@@ -28,11 +57,14 @@ func TestJudgeKeys(t *testing.T) {
 		add  map[string]string
 		want string // of key a
 	}{
-		"no value":       {nil, ""},
-		"a value":        {map[string]string{"secrets/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 value still uses it: 1 of secrets"},
-		"another's":      {map[string]string{"configmaps/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 value still uses it: 1 of configmaps"},
-		"an unnamed key": {map[string]string{"configmaps/default/x": "k8s:enc:kms:v1:my kms:xx"}, "nobody can tell: 1 of configmaps are encrypted and do not tell with what"},
-		"damaged report": {map[string]string{storedtest.VersionKey(widgetsResource): "nonsense"}, "nobody can tell: the StorageVersion of widgets.example.com cannot be read"},
+		"no value":                        {nil, ""},
+		"a value":                         {map[string]string{"secrets/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 value still uses it: 1 of secrets"},
+		"another's":                       {map[string]string{"configmaps/default/x": "k8s:enc:aescbc:v1:a:xx"}, "1 value still uses it: 1 of configmaps"},
+		"an unnamed key":                  {map[string]string{"configmaps/default/x": "k8s:enc:kms:v1:my kms:xx"}, "nobody can tell: 1 of configmaps are encrypted and do not tell with what"},
+		"first for what is not there yet": {map[string]string{"leases/kube-system/s1": lease(t, `{"*.example.org":["aescbc:v1:a:1",""]}`)}, "no value uses it, and 1 server writes with it"},
+		"behind another key":              {map[string]string{"leases/kube-system/s1": lease(t, `{"*.example.org":["aescbc:v1:b:2","aescbc:v1:a:1"]}`)}, ""},
+		"damaged Lease":                   {map[string]string{"leases/kube-system/s1": lease(t, `{`)}, "nobody can tell: the annotation concord.dev/encryption-keys of identity Lease s1 cannot be read: unexpected end of JSON input"},
+		"damaged report":                  {map[string]string{storedtest.VersionKey(widgetsResource): "nonsense"}, "nobody can tell: the StorageVersion of widgets.example.com cannot be read"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := storedtest.Agreed(t)

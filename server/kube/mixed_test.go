@@ -52,8 +52,8 @@ func (s *apiserver) unknown(timeout time.Duration) {
 	})
 }
 
-// TestBesideStock: beside a stock kube-apiserver nothing is agreed on and nothing is migrated, and
-// the stock server works as usual. When it has crashed, and its Lease is deleted as the message says,
+// TestBesideStock: beside a stock kube-apiserver that encrypts with the same keys nothing is agreed on and nothing is
+// migrated, and the stock server works as usual. When it has crashed, and its Lease is deleted as the message says,
 // everything is migrated, also the objects that the stock server, which emulates an older release,
 // wrote in another version.
 func TestBesideStock(t *testing.T) {
@@ -61,8 +61,10 @@ func TestBesideStock(t *testing.T) {
 	const writes = agree.Encoding("admissionregistration.k8s.io/v1beta1") // our server writes policies in v1
 	c := newControl(t)
 	migrations := c.follow(migrationv1alpha1.GroupName + "/storageversionmigrations")
-	other := c.ready(stock, "other", "--emulated-version=1.36")
-	s := c.ready(ours, "one")
+	encrypting := "--encryption-provider-config=" + c.write("encryption.yaml", "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n"+
+		"  providers:\n  - aescbc: {keys: [{name: key1, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}\n  - identity: {}\n")
+	other := c.ready(stock, "other", "--emulated-version=1.36", encrypting)
+	s := c.ready(ours, "one", encrypting)
 	lease := s.disagreed(time.Minute)
 	eventually(t, time.Minute, "our definitions are served by the stock server", func(ctx context.Context) error {
 		return other.Objects().List(ctx, &migrationv1alpha1.StorageStateList{})
