@@ -126,7 +126,14 @@ func (o *censusOptions) open(ctx context.Context) (*clientv3.Client, func() erro
 	if store.endpoint != "" {
 		return o.connect(ctx, []string{store.endpoint})
 	}
-	return store.openCopy(ctx)
+	client, closeClient, err := store.openCopy(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := o.etcd.Used(ctx, client); err != nil {
+		return nil, nil, errors.Join(err, closeClient())
+	}
+	return client, closeClient, nil
 }
 
 func (o *censusOptions) connect(ctx context.Context, endpoints []string) (*clientv3.Client, func() error, error) {

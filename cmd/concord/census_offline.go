@@ -9,7 +9,9 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -66,6 +68,8 @@ func (s storedData) backend() string { return filepath.Join(s.dir, "member", "sn
 // openCopy starts a private etcd on a copy of the data and returns a client of it. The
 // write-ahead log may be ahead of the database, so the database alone would not do.
 func (s storedData) openCopy(ctx context.Context) (client *clientv3.Client, closeClient func() error, err error) {
+	// Else a process whose output nobody reads ends at once, and leaves the copy, with all Secrets.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	dir, err := os.MkdirTemp("", "concord-census-")
 	if err != nil {
 		return nil, nil, fmt.Errorf("copy of %s: %w", s.dir, err)
@@ -79,7 +83,13 @@ func (s storedData) openCopy(ctx context.Context) (client *clientv3.Client, clos
 		return nil, nil, err
 	}
 	etcd, err := startPrivate(ctx, dir)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		if err == nil {
+			etcd.Close()
+		}
+		return nil, nil, ctx.Err()
+	case err != nil:
 		return nil, nil, fmt.Errorf("the etcd in %s cannot be opened (if its files are damaged, restore a backup): %w", s.dir, err)
 	}
 	client = v3client.New(etcd.Server)

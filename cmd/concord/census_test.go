@@ -6,12 +6,16 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -190,8 +194,8 @@ func TestCensusOverTLS(t *testing.T) {
 	defer etcd.Close()
 	endpoint := "https://" + etcd.Clients[0].Addr().String()
 	certs := filepath.Join(cfg.Dir, "fixtures", "client")
-	if _, rows := censusRows(t, "--etcd-servers", endpoint, "--etcd-cafile", filepath.Join(certs, "cert.pem")); len(rows) != 0 {
-		t.Fatalf("got %v", rows)
+	if _, err := runCensus(t.Context(), "--etcd-servers", endpoint, "--etcd-cafile", filepath.Join(certs, "cert.pem")); err == nil || !strings.HasPrefix(err.Error(), "nothing is stored under --etcd-prefix /registry:") {
+		t.Fatalf("of an empty etcd: got %v", err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
@@ -200,12 +204,50 @@ func TestCensusOverTLS(t *testing.T) {
 	}
 }
 
+// TestCopyRemoved: the copy of a stopped server's data, which has its Secrets, is removed also where nobody reads the output
+// or the terminal goes away.
+func TestCopyRemoved(t *testing.T) {
+	dataDir, etcd, _ := startData(t)
+	requireNoError(t, etcd.Close())
+	for name, disturb := range map[string]func(read *os.File, process *os.Process, copies func() int){
+		"closed pipe": func(read *os.File, _ *os.Process, _ func() int) { _ = read.Close() },
+		"hangup": func(read *os.File, process *os.Process, copies func() int) {
+			for copies() == 0 {
+				runtime.Gosched()
+			}
+			_ = process.Signal(syscall.SIGHUP)
+			_, _ = io.Copy(io.Discard, read)
+			_ = read.Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			temporary := t.TempDir()
+			copies := func() int {
+				entries, err := os.ReadDir(temporary)
+				requireNoError(t, err)
+				return len(entries)
+			}
+			read, write, err := os.Pipe()
+			requireNoError(t, err)
+			cmd := exec.CommandContext(t.Context(), "concord", "census", "--data-dir", dataDir)
+			cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), "TMPDIR="+temporary), write, t.Output()
+			requireNoError(t, cmd.Start())
+			requireNoError(t, write.Close())
+			disturb(read, cmd.Process, copies)
+			err = cmd.Wait()
+			if n := copies(); n > 0 || name == "closed pipe" && err == nil {
+				t.Errorf("%d copies are left, and it ends with %v", n, err)
+			}
+		})
+	}
+}
+
 func TestCensusErrors(t *testing.T) {
 	dataDir, etcd, _ := startData(t)
 	requireNoError(t, etcd.Close())
 	backend := func(dir string) string { return filepath.Join(dir, embedded.EtcdDirName, "member", "snap", "db") }
-	damagedDB, damagedLog, truncated, overwritten := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
-	for _, dir := range []string{damagedDB, damagedLog, truncated, overwritten} {
+	intact, damagedDB, damagedLog, truncated, overwritten := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
+	for _, dir := range []string{intact, damagedDB, damagedLog, truncated, overwritten} {
 		copyTree(t, filepath.Join(dataDir, embedded.EtcdDirName), filepath.Join(dir, embedded.EtcdDirName))
 	}
 	requireNoError(t, os.WriteFile(backend(damagedDB), bytes.Repeat([]byte("damaged"), 10000), 0o600))
@@ -222,6 +264,7 @@ func TestCensusErrors(t *testing.T) {
 	}{
 		"no etcd there":         {[]string{"--data-dir", t.TempDir()}, "there is no etcd in"},
 		"in use":                {[]string{"--data-dir", dataDir}, "is in use but its etcd does not answer"},
+		"another prefix":        {[]string{"--data-dir", intact, "--etcd-prefix", "/nosuch"}, "nothing is stored under --etcd-prefix /nosuch:"},
 		"damaged database":      {[]string{"--data-dir", damagedDB}, "invalid database"},
 		"truncated database":    {[]string{"--data-dir", truncated}, "the etcd database is damaged"},
 		"overwritten database":  {[]string{"--data-dir", overwritten}, "the etcd database is damaged"},

@@ -380,7 +380,9 @@ func TestPreflightInEtcd(t *testing.T) {
 		}
 	})
 	t.Run("nothing is stored", func(t *testing.T) {
-		preflightCase{to: "1.38", code: 0}.run(t, "--data-dir", dir)
+		if _, code, err := judged(t, "--to", "1.38", "--data-dir", dir); code != 1 || err == nil || !strings.HasPrefix(err.Error(), "nothing is stored under --etcd-prefix /registry:") {
+			t.Errorf("it ends with %d, %v", code, err)
+		}
 	})
 }
 

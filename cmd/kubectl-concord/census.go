@@ -99,9 +99,6 @@ func chosen(rows []migratestore.Row, resources []string) ([]migratestore.Row, er
 
 // notStored says which of the known resources a name may mean by which nothing is stored.
 func notStored(name string, known []schema.GroupResource) error {
-	if len(known) == 0 {
-		return fmt.Errorf("nothing is stored as %q: nothing at all is under --etcd-prefix", name)
-	}
 	var meant []schema.GroupResource
 	for _, gr := range known {
 		if strings.HasPrefix(gr.String(), name) {

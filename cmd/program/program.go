@@ -17,7 +17,11 @@ import (
 // Main executes a command, and ends the process if that fails: with the code that the error has. An error without
 // a text has said all there is to say. A signal ends the command's context, and a second one the process.
 func Main(name string, cmd *cobra.Command) {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // as it is under nohup
+		signals = append(signals, syscall.SIGHUP)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), signals...)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	err := cmd.ExecuteContext(ctx)
 	stop()

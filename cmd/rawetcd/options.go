@@ -61,7 +61,7 @@ func (o *Options) Validate() error {
 func (o *Options) Under() string { return "/" + strings.Trim(o.Prefix, "/") }
 
 // Connect returns a client of an etcd that has answered; it needs the permission to read the keys
-// under the prefix, and no other.
+// under the prefix, and no other. Without any key there it returns an error (Used).
 func (o *Options) Connect(ctx context.Context, endpoints []string) (*clientv3.Client, error) {
 	config := clientv3.Config{Endpoints: endpoints, DialTimeout: answerTimeout, Logger: zap.NewNop()}
 	if o.tls.TrustedCAFile != "" || o.tls.CertFile != "" {
@@ -77,12 +77,27 @@ func (o *Options) Connect(ctx context.Context, endpoints []string) (*clientv3.Cl
 	}
 	asking, cancel := context.WithTimeout(ctx, answerTimeout)
 	defer cancel()
-	if _, err := client.Get(asking, o.Under()+"/", clientv3.WithCountOnly()); err != nil {
+	switch err := o.Used(asking, client); {
+	case errors.Is(err, errUnused):
+		return nil, errors.Join(err, client.Close())
+	case err != nil:
 		return nil, errors.Join(
 			fmt.Errorf("etcd at %s does not answer (check the address, the certificates and that it has a leader): %w", strings.Join(endpoints, ","), why(ctx, client, err)),
 			client.Close())
 	}
 	return client, nil
+}
+
+var errUnused = errors.New("nothing is stored")
+
+// Used returns an error if no key is under the prefix: servers store something as soon as they run, so they have
+// another prefix.
+func (o *Options) Used(ctx context.Context, client *clientv3.Client) error {
+	found, err := client.Get(ctx, o.Under()+"/", clientv3.WithPrefix(), clientv3.WithLimit(1), clientv3.WithKeysOnly())
+	if err == nil && len(found.Kvs) == 0 {
+		return fmt.Errorf("%w under --etcd-prefix %s: give the --etcd-prefix of the servers", errUnused, o.Under())
+	}
+	return err
 }
 
 // why returns the reason why there is no connection, such as a refused certificate. A client that waited for a
