@@ -19,16 +19,15 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -76,7 +75,7 @@ const (
 	// atATime is how many definitions are migrated at a time, so that a definition whose conversion webhook hangs does
 	// not block the others. Each migration gives way to clients by itself: more at a time are more load.
 	atATime = 2
-	// shortest is the least Settle and Poll: a shorter duration is almost certainly a bare number, which Go reads as
+	// shortest is the least PruneAfter, Settle and Poll: a shorter duration is almost certainly a bare number, which Go reads as
 	// nanoseconds.
 	shortest = time.Millisecond
 )
@@ -97,6 +96,8 @@ func (o Options) validate() error {
 	switch {
 	case o.PruneAfter < 0 && o.PruneAfter != Never:
 		return fmt.Errorf("PruneAfter: %v is negative, and is not Never", o.PruneAfter)
+	case o.PruneAfter > 0 && o.PruneAfter < shortest:
+		return fmt.Errorf("PruneAfter: %v is less than %v", o.PruneAfter, shortest)
 	case o.MaxObjectsPerSecond < 0:
 		return fmt.Errorf("MaxObjectsPerSecond: %d is negative", o.MaxObjectsPerSecond)
 	case o.Settle != 0 && o.Settle < shortest:
@@ -118,9 +119,6 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 		return err
 	}
 	o.CRDs = slices.Compact(slices.Sorted(slices.Values(o.CRDs))) // lists of several components may share a name
-	if err := apiextensionsv1.AddToScheme(mgr.GetScheme()); err != nil {
-		return fmt.Errorf("the manager's scheme: %w", err)
-	}
 	logger := mgr.GetLogger().WithName(name)
 	own, err := stock.NewOwn(stock.Config{
 		Rest: mgr.GetConfig(), Instance: name, Settle: o.Settle, Poll: o.Poll, VerifyAll: o.VerifyAll, MaxObjectsPerSecond: o.MaxObjectsPerSecond,
@@ -129,8 +127,15 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 	if err != nil {
 		return err
 	}
+	// The manager's cache may leave definitions out, by their labels.
+	changes := make(chan event.GenericEvent)
 	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		own.Watch(ctx, o.CRDs)
+		own.Watch(ctx, o.CRDs, func(crd string) {
+			select {
+			case changes <- event.GenericEvent{Object: &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: crd}}}:
+			case <-ctx.Done():
+			}
+		})
 		return nil
 	})); err != nil {
 		return err
@@ -142,7 +147,6 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 		tell(standing)
 		return reconcile.Result{RequeueAfter: standing.Again}, nil
 	})
-	named := predicate.NewPredicateFuncs(func(object client.Object) bool { return slices.Contains(o.CRDs, object.GetName()) })
 	// Nothing else would report definitions that do not exist.
 	start := source.Func(func(_ context.Context, queue workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		for _, crd := range o.CRDs {
@@ -150,8 +154,8 @@ func SetupWithManager(mgr manager.Manager, o Options) error {
 		}
 		return nil
 	})
-	return ctrl.NewControllerManagedBy(mgr).Named(name).WatchesRawSource(start).WithOptions(controller.Options{MaxConcurrentReconciles: atATime}).
-		For(&apiextensionsv1.CustomResourceDefinition{}, builder.OnlyMetadata, builder.WithPredicates(named)).Complete(step)
+	return ctrl.NewControllerManagedBy(mgr).Named(name).WatchesRawSource(start).WatchesRawSource(source.Channel(changes, &handler.EnqueueRequestForObject{})).
+		WithOptions(controller.Options{MaxConcurrentReconciles: atATime}).Complete(step)
 }
 
 // telling remembers the last reported standings.

@@ -16,6 +16,7 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
@@ -174,6 +175,74 @@ func TestSideBySide(t *testing.T) {
 	}
 }
 
+// TestSelectedCache: a definition that the manager's cache leaves out, as one that selects by labels does, is noticed when
+// it is made.
+func TestSelectedCache(t *testing.T) {
+	const crd = "widgets.example.com"
+	made := &apiextensionsv1.CustomResourceDefinition{
+		TypeMeta:   metav1.TypeMeta{Kind: "CustomResourceDefinition", APIVersion: "apiextensions.k8s.io/v1"},
+		ObjectMeta: metav1.ObjectMeta{Name: crd, UID: "u", ResourceVersion: "2", Generation: 1},
+		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
+			Group: "example.com", Names: apiextensionsv1.CustomResourceDefinitionNames{Plural: "widgets", Kind: "Widget"}, Scope: apiextensionsv1.NamespaceScoped,
+			Versions: []apiextensionsv1.CustomResourceDefinitionVersion{{Name: "v1", Served: true, Storage: true}},
+		},
+	}
+	raw, err := json.Marshal(made)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := make(chan struct{})
+	mgr := newManager(t, func(w http.ResponseWriter, r *http.Request) {
+		query := r.URL.Query()
+		w.Header().Set("Content-Type", "application/json")
+		switch {
+		case query.Get("fieldSelector") == "metadata.name="+crd && query.Has("watch") && !query.Has("sendInitialEvents"):
+			w.WriteHeader(http.StatusOK)
+			w.(http.Flusher).Flush()
+			select {
+			case <-begin:
+				_ = json.NewEncoder(w).Encode(metav1.WatchEvent{Type: "ADDED", Object: apiruntime.RawExtension{Raw: raw}})
+				w.(http.Flusher).Flush()
+				<-r.Context().Done()
+			case <-r.Context().Done():
+			}
+			return
+		case path.Base(r.URL.Path) == crd:
+			select {
+			case <-begin:
+				_, _ = w.Write(raw)
+				return
+			default:
+			}
+		}
+		withoutDefinitions(w, r)
+	})
+	told := make(chan Standing, 10)
+	if err := SetupWithManager(mgr, Options{CRDs: []string{crd}, Changed: func(_ string, s Standing) { told <- s }}); err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	for _, missing := range []bool{true, false} {
+		select {
+		case s := <-told:
+			if strings.Contains(s.Why, "there is no CustomResourceDefinition of this name") != missing {
+				t.Errorf("missing %v: told is %+v", missing, s)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("missing %v: nothing is told", missing)
+		}
+		if missing {
+			close(begin)
+		}
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestOptions: options that cannot be meant are refused, each in the words of Options.
 func TestOptions(t *testing.T) {
 	crds := []string{"widgets.example.com"}
@@ -188,6 +257,7 @@ func TestOptions(t *testing.T) {
 		`" widgets.`:              {CRDs: []string{" widgets.example.com"}},
 		`"example.com/widgets`:    {CRDs: []string{"example.com/widgets"}},
 		"PruneAfter: -5s":         {CRDs: crds, PruneAfter: -5 * time.Second},
+		"PruneAfter: 600ns":       {CRDs: crds, PruneAfter: 600},
 		"MaxObjectsPerSecond: -1": {CRDs: crds, MaxObjectsPerSecond: -1},
 		"Settle: 1ns":             {CRDs: crds, Settle: 1},
 		"Settle: -1m0s":           {CRDs: crds, Settle: -time.Minute},

@@ -122,7 +122,7 @@ func Of(o Observed) Cluster {
 
 // bare reports whether only stock servers serve, and no StorageState tells of concord controllers.
 func (c Cluster) bare() bool {
-	return c.Counts.Stored == 0 && len(c.Servers) > 0 && !slices.ContainsFunc(c.Servers, func(s servers.Server) bool { return s.Silence != agree.Stock })
+	return c.Counts.Stored == 0 && len(c.Servers) > 0 && servers.AllStock(c.Servers)
 }
 
 // advice is what to do where no StorageState tells of concord controllers; empty elsewhere, or where that is not known.

@@ -92,7 +92,7 @@ func indexed(o Observed) *index {
 			x.migrates = true
 		}
 	}
-	asked := !slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.Silence != agree.Stock }) // a stock cluster
+	asked := servers.AllStock(x.servers) // a stock cluster
 	silent := !asked && slices.ContainsFunc(x.servers, func(s servers.Server) bool { return s.Silence != "" })
 	for _, r := range x.of {
 		r.settle()

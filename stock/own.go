@@ -110,14 +110,14 @@ func NewOwn(config Config) (*Own, error) {
 	return &Own{config: c.config, objects: c.objects, observer: o, migrator: m, known: map[string]*owned{}, unfinished: map[schema.GroupResource]bool{}}, nil
 }
 
-// Watch notes every state of the definitions of these names until ctx ends, and goes on asking about those that
-// are not done while Step migrates or pauses. Where two changes of a spec are made between two reads and none is
+// Watch notes every state of the definitions of these names until ctx ends, calls changed for each that Step may go
+// by, and goes on asking about those that are not done while Step migrates or pauses. Where two changes of a spec are made between two reads and none is
 // watched, Step takes them for a stored version that was changed and changed back, and has it settle anew: with a
 // definition that changes often it is never done. So it does after a time in which nobody asked.
-func (o *Own) Watch(ctx context.Context, names []string) {
+func (o *Own) Watch(ctx context.Context, names []string, changed func(name string)) {
 	var wg sync.WaitGroup
 	for _, name := range names {
-		source := o.observer.definitions.watching(o.objects, func(schema.GroupResource) {}, func(*apiextensionsv1.CustomResourceDefinition) {},
+		source := o.observer.definitions.watching(o.objects, func(gr schema.GroupResource) { changed(gr.String()) }, func(*apiextensionsv1.CustomResourceDefinition) {},
 			client.MatchingFields{metav1.ObjectNameField: name})
 		wg.Go(func() { source.RunWithContext(ctx) })
 	}

@@ -152,7 +152,7 @@ func TestOwnNotServed(t *testing.T) {
 func TestOwnWatches(t *testing.T) {
 	w := newOwnWorld(t)
 	w.is(widgetDefinition("a", 2, "v1", "v2", "v1"))
-	go w.Watch(t.Context(), []string{"widgets.example.com"})
+	go w.Watch(t.Context(), []string{"widgets.example.com"}, func(string) {})
 	generation := int64(2)
 	changes := func(versions ...string) { // the next storage versions of the definition, in order
 		for _, v := range versions {

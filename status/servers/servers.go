@@ -57,6 +57,12 @@ const (
 	Silent    = "silent"
 )
 
+// AllStock says that no server of the control plane is Concord's. The Lease of an aggregated API server may be of an earlier
+// time.
+func AllStock(servers []Server) bool {
+	return !slices.ContainsFunc(servers, func(s Server) bool { return s.Silence != agree.Stock && !s.Aggregated })
+}
+
 // Of returns the servers that have an identity Lease, those with problems first, as they are at a time of the API
 // server. Renewals are those that a Watch has seen, by the name of the Lease.
 func Of(leases []coordinationv1.Lease, now time.Time, renewals map[string]Renewal) []Server {
@@ -64,7 +70,7 @@ func Of(leases []coordinationv1.Lease, now time.Time, renewals map[string]Renewa
 	for _, lease := range storageversion.Servers(slices.Clone(leases)) {
 		servers = append(servers, One(&lease, now, renewals[lease.Name]))
 	}
-	if !slices.ContainsFunc(servers, func(s Server) bool { return s.Silence != agree.Stock }) {
+	if AllStock(servers) {
 		// Nobody reports here: in a stock cluster that is as it should be.
 		for i := range servers {
 			if servers[i].State == Stock {

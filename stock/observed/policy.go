@@ -105,7 +105,7 @@ func prune(o evolve.Observation, annotations map[string]string, s Settings, look
 	case !told && s.BestEffort:
 		return "kube-apiservers cannot be asked one by one: the annotation " + PruneAnnotation + " has to say when", 0
 	case !told && s.PruneAfter == Never:
-		return "--prune-after is " + pruneNever, 0
+		return "--prune-after (an operator: Options.PruneAfter) is " + pruneNever, 0
 	case !told:
 		after = s.PruneAfter
 	}

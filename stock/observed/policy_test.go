@@ -38,7 +38,7 @@ func TestPrune(t *testing.T) {
 	}{
 		{"by default after ten minutes", nil, ten, "", 6 * time.Minute},
 		{"at once", nil, Settings{}, "", 0},
-		{"never", nil, Settings{PruneAfter: Never}, "--prune-after is never", 0},
+		{"never", nil, Settings{PruneAfter: Never}, "--prune-after (an operator: Options.PruneAfter) is never", 0},
 		{"the annotation says now", map[string]string{PruneAnnotation: "now"}, ten, "", 0},
 		{"now, although the flag says never", map[string]string{PruneAnnotation: "now"}, Settings{PruneAfter: Never}, "", 0},
 		{"the annotation says never", map[string]string{PruneAnnotation: "never"}, ten, PruneAnnotation + " is never", 0},

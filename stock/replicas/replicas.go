@@ -100,7 +100,7 @@ func (a *Asker) Find(ctx context.Context) (Found, error) {
 		return Found{}, fmt.Errorf("list identity Leases: %w", err)
 	}
 	var f Found
-	for _, lease := range storageversion.Servers(leases.Items) {
+	for _, lease := range storageversion.ControlPlane(leases.Items) { // the Lease of an aggregated API server may outlast it for years
 		if storageversion.SilenceOf(&lease) != agree.Stock {
 			f.Concord = append(f.Concord, lease.Name)
 			continue

@@ -244,11 +244,13 @@ func TestFindEndingUnreachable(t *testing.T) {
 }
 
 // TestFindConcord: Concord's servers are recognized by their Leases. The Leases that upstream's code keeps in their
-// processes do not count as servers.
+// processes do not count as servers, nor do those of aggregated API servers, which may last longer than the servers.
 func TestFindConcord(t *testing.T) {
 	ours := lease("apiserver-0123456789abcdef", "", 0)
 	ours.Annotations = map[string]string{storageversion.EmulationVersionAnnotation: "1.37"}
-	kube := fake.NewClientset(endpoints(), ours, lease(storageversion.NewUpstreamIdentity(), "", 0), lease("a", "10.0.0.1:6443", 0))
+	aggregated := lease("apiserver-fedcba9876543210", "", 0)
+	aggregated.Annotations, aggregated.Labels[storageversion.AggregatedLabel] = ours.Annotations, "store"
+	kube := fake.NewClientset(endpoints(), ours, aggregated, lease(storageversion.NewUpstreamIdentity(), "", 0), lease("a", "10.0.0.1:6443", 0))
 	found, err := New(Config{Kube: kube, Clock: testclock.NewFakeClock(now)}).Find(t.Context())
 	if err != nil || !slices.Equal(found.Concord, []string{ours.Name}) || len(found.Replicas) != 1 {
 		t.Errorf("found are %+v, %v", found, err)
