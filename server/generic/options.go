@@ -130,6 +130,7 @@ func (o *Options) addLibraryFlags(fs *pflag.FlagSet) {
 		f.Hidden = true
 	}
 	fs.Lookup("enable-garbage-collector").Usage = "Run Kubernetes' garbage collector, and let objects that are deleted with propagation policy Foreground or Orphan wait for it."
+	fs.Lookup("secure-port").Usage = "The port on which to serve HTTPS. 0 takes a free one at each start; admin.kubeconfig keeps the first."
 	// Help says the same on every machine.
 	fs.Lookup("max-requests-inflight").DefValue = fmt.Sprintf("%d for each core, %d to 400", seatsPerCore, fewestSeats)
 	fs.Lookup("max-mutating-requests-inflight").DefValue = fmt.Sprintf("%d for each core, %d to 200", seatsPerCore/2, fewestSeats/2)

@@ -132,6 +132,8 @@ func TestRefusedFlags(t *testing.T) {
 		{"--encryption-provider-config-automatic-reload", "needs --encryption-provider-config"},
 		{"--encryption-provider-config-reload-interval=0s", "must be above 0"},
 		{"--data-dir=", "--data-dir must not be empty"},
+		{"--emulated-version=kube=1.35 --feature-gates=kube:MutatingAdmissionPolicy=true",
+			"a feature that is switched on needs admissionregistration.k8s.io/v1/mutatingadmissionpolicies, which 1.35 does not have: add --runtime-config=admissionregistration.k8s.io/v1=true"},
 		{"--runtime-config=discovery.k8s.io/v1=false", "--runtime-config: discovery.k8s.io/v1/endpointslices cannot be switched off, the server itself needs it: remove that setting, or add discovery.k8s.io/v1=true"},
 	} {
 		o, err := tryParse(t, strings.Fields(c.args)...)

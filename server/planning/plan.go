@@ -69,7 +69,14 @@ func New(o Options) (*compat.Plan, error) {
 		return nil, err
 	}
 	for _, gvr := range slices.Concat(needed, o.Needs) {
-		if !plan.Served(gvr) {
+		switch {
+		case plan.Served(gvr):
+		case slices.ContainsFunc(rows, func(l compat.Lifecycle) bool {
+			return l.GroupVersionResource == gvr && l.Introduced != nil && l.Introduced.GreaterThan(o.Effective.EmulationVersion())
+		}):
+			return nil, fmt.Errorf("a feature that is switched on needs %s/%s, which %s does not have: add --runtime-config=%[1]s=true, or switch the feature off with --feature-gates",
+				gvr.GroupVersion(), gvr.Resource, o.Effective.EmulationVersion())
+		default:
 			return nil, fmt.Errorf("--runtime-config: %s/%s cannot be switched off, the server itself needs it: remove that setting, or add %[1]s=true beside api/all or api/ga",
 				gvr.GroupVersion(), gvr.Resource)
 		}
