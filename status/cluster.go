@@ -329,6 +329,10 @@ func refused(r *resource) Problem {
 		Text: fmt.Sprintf("%s: status.storedVersions is not pruned: the API server refuses it: %s", r, why),
 		Do:   "run the controllers as the user of their manifests, or give theirs the right; guards have a list of users",
 	}
+	if strings.HasPrefix(why, migrationv1alpha1.SinceProof) {
+		p.Text = fmt.Sprintf("%s: status.storedVersions is not pruned: %s", r, why)
+		p.Do = "mend these objects, or what refuses patches of them; concord controllers look again by themselves"
+	}
 	lacks := r.lacks()
 	if len(lacks) == 0 && len(r.stale()) == 0 {
 		return Problem{}

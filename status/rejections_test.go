@@ -36,6 +36,8 @@ func TestRejections(t *testing.T) {
 			[]string{"system:serviceaccount:x:y lacks the right to patch awsmanaged…", "do: give it that right (docs/rbac.md"}, "kubectl edit"},
 		"a finalizer that admission adds": {[]string{`Rb.example.com "a" is invalid: metadata.finalizers: Forbidden: no new finalizers can be added if the object is being deleted, found new finalizers []string{"x.io/f"}`},
 			[]string{"a mutating webhook or policy adds a finalizer to objects that are being deleted", "do: exclude the user that migrates from it, or let the deletions end"}, "kubectl edit"},
+		"a namespace that is gone": {[]string{`namespaces "nsx" not found`},
+			[]string{"their namespace nsx does not exist, and an admission webhook or policy asks for its labels", "do: kubectl create namespace nsx,"}, "kubectl edit"},
 		"a policy": {[]string{`rbs.example.com "a" is forbidden: ValidatingAdmissionPolicy 'odd' with binding 'all' denied request: no odd ones`},
 			[]string{"they are not taken as they are", "default/a: ValidatingAdmissionPolicy 'odd'", "do: mend them (kubectl edit rbs.example.com NAME), or change the ValidatingAdmissionPolicy odd, which refuses them"}, ""},
 		"a webhook that refuses": {[]string{`admission webhook "w.ex.io" denied the request: no`},

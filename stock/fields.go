@@ -294,19 +294,20 @@ func (f *fields) clean(ctx context.Context, resource schema.GroupVersionResource
 		if err := f.turn(ctx); err != nil {
 			return false, err
 		}
-		_, err = objects.Patch(ctx, m.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "concord-managed-fields"})
+		_, refused := objects.Patch(ctx, m.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: "concord-managed-fields"})
 		switch {
-		case err == nil:
+		case refused == nil:
 			return true, nil
+		case !apierrors.IsNotFound(refused) && !apierrors.IsConflict(refused):
+			return false, refused
+		}
+		switch m, err = objects.Get(ctx, m.Name, metav1.GetOptions{}); {
 		case storageversion.IsGone(err):
 			return false, nil
-		case !apierrors.IsConflict(err):
+		case err != nil:
 			return false, err
-		}
-		if m, err = objects.Get(ctx, m.Name, metav1.GetOptions{}); storageversion.IsGone(err) {
-			return false, nil
-		} else if err != nil {
-			return false, err
+		case apierrors.IsNotFound(refused): // the namespace is gone, and a webhook asks for its labels
+			return false, refused
 		}
 	}
 	return false, errors.New("others write it all the time")

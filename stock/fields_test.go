@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
 	testclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -204,6 +205,22 @@ func TestFieldsNotServed(t *testing.T) {
 	w.fields.definitions.take(crd)
 	if w.fields.look(t.Context()); !w.done() {
 		t.Error("it is put off")
+	}
+}
+
+// TestFieldsOfGoneNamespace: an object that no update reaches, since a webhook asks for the labels of a namespace that is gone,
+// does not count as gone.
+func TestFieldsOfGoneNamespace(t *testing.T) {
+	w := newFieldsWorld(t, 3)
+	w.patched = func(i int) error {
+		if i == 0 {
+			return apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "x")
+		}
+		return nil
+	}
+	w.fields.look(t.Context())
+	if notes := w.events(); len(notes) != 1 || !strings.Contains(notes[0], `namespaces "x" not found`) || w.done() {
+		t.Errorf("the events are %q, done is %t", notes, w.done())
 	}
 }
 

@@ -2,6 +2,7 @@ package stock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -17,6 +18,7 @@ import (
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/controller/throughapi"
+	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/evolve"
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/migrate/claim"
@@ -167,10 +169,12 @@ func (m *migrator) lastLook(ctx context.Context, job claim.Job) error {
 		return fmt.Errorf("look at what was written since the proof: %w", err)
 	}
 	if !proof.Holds() {
-		if proof.Moved > 0 { // a patch that is refused shows nothing of what is stored
-			m.observer.found(job.GroupResource)
+		why := migrationv1alpha1.SinceProof + proof.String()
+		if proof.Moved == 0 {
+			return trigger.RefusedLook(why)
 		}
-		return fmt.Errorf("written since the proof: %s", proof)
+		m.observer.found(job.GroupResource) // a patch that is refused shows nothing of what is stored
+		return errors.New(why)
 	}
 	m.setProven(job.GroupResource, provenAt{job.Encoding, listed})
 	return nil

@@ -290,7 +290,7 @@ func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.P
 			lost = lost || err != nil && passes(err) && !apierrors.IsTooManyRequests(err)
 			return now, err
 		})
-		missing := apierrors.IsNotFound(err)
+		missing, answer := apierrors.IsNotFound(err), err
 		switch {
 		case err == nil && now.ResourceVersion == m.ResourceVersion:
 			return probed{outcome: observed.Same, on: m.ResourceVersion, left: m.ResourceVersion}, nil
@@ -311,6 +311,8 @@ func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.P
 			return probed{}, fmt.Errorf("through %s: %w", r.Lease, err)
 		case err == nil && fresh.UID != m.UID:
 			return probed{outcome: observed.Gone}, nil
+		case err == nil && namesAnother(answer, m.Name): // its namespace is gone, and a webhook asks for the labels of that
+			return refused(answer.Error()), nil
 		case missing, apierrors.IsNotFound(err): // its handler may lag behind the definition, or have no such subresource yet
 			return refused("it does not serve " + path.Join(x.resource.Version, x.resource.Resource, x.status)), nil
 		case fresh.ResourceVersion == m.ResourceVersion:
@@ -322,6 +324,12 @@ func (x *provingPass) probe(ctx context.Context, r observed.Replica, m *metav1.P
 		}
 	}
 	return refused(fmt.Sprintf("others wrote it %d times between its reading and the patch", busyTries)), nil
+}
+
+// namesAnother says whether a 404 is for lack of something else than the object of this name.
+func namesAnother(err error, name string) bool {
+	var status apierrors.APIStatus
+	return storageversion.IsGone(err) && errors.As(err, &status) && status.Status().Details.Name != name
 }
 
 // patch sends one empty patch when it is its turn. An object that other clients write is read again directly before.

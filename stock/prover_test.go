@@ -12,6 +12,7 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	migrateapi "github.com/concord-dev/concord/migrate/api"
 	"github.com/concord-dev/concord/stock/observed"
@@ -176,6 +177,13 @@ func TestProveNotServed(t *testing.T) {
 			}
 			s.answer(w, r, "v2")
 		}, "(0 refuses it: it does not serve v2/widgets/status)"},
+		{"its namespace is gone", func(s *widgetServers, w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodPatch {
+				s.reply(w, r, nil, apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, "x"))
+				return
+			}
+			s.answer(w, r, "v2")
+		}, `(0 refuses it: namespaces "x" not found)`},
 		{"objects are gone", missing, "(b wrote it anew: "},
 	} {
 		for _, last := range []bool{false, true} {

@@ -341,6 +341,31 @@ func TestPruneRefused(t *testing.T) {
 	}
 }
 
+// TestRefusedLook: a last look whose patches are refused is told as a refused pruning is, until the pruning succeeds; other
+// errors of it are not.
+func TestRefusedLook(t *testing.T) {
+	w, c := toPrune(t)
+	answer := errors.New("timeout")
+	c.cfg.LastLook = func(context.Context, schema.GroupResource, evolve.Target) error { return answer }
+	look := looker(t, c)
+	told := func() string { return w.state().Annotations[migrationv1alpha1.PruneRefusedAnnotation] }
+	look(3)
+	if got := told(); got != "" {
+		t.Errorf("told is %q", got)
+	}
+	answer = RefusedLook("refused")
+	look(3)
+	if got := told(); got != "refused" {
+		t.Errorf("told is %q", got)
+	}
+	w.wantEvent(cronJobs.String(), migrationv1alpha1.ReasonStoredVersionsRefused)
+	answer = nil
+	look(2)
+	if got := w.storedVersions(); !slices.Equal(got, []string{"v2"}) || told() != "" {
+		t.Errorf("not refused any more, storedVersions are %v, told is %q", got, told())
+	}
+}
+
 // TestWithoutDryRuns: with an admission webhook that does not support dry runs, the last look and the pruning are done
 // all the same. If the pruning itself is refused then, that is told once, however often it is tried.
 func TestWithoutDryRuns(t *testing.T) {

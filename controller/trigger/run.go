@@ -51,10 +51,10 @@ type run struct {
 	starting map[schema.GroupResource]bool
 	// told maps error texts, without the resource's name, to the time when they were last logged.
 	told map[string]time.Time
-	// looking holds the resources whose last look is under way, looked the targets of successful last looks, until the
+	// looking holds the resources whose last look is under way, looked those that succeeded or were refused, until the
 	// next look.
 	looking map[schema.GroupResource]bool
-	looked  map[schema.GroupResource]evolve.Target
+	looked  map[schema.GroupResource]lastLook
 	// lookers are the goroutines of last looks. Each that looks has a place in under, which has as many as
 	// there are workers: many definitions may be due at once.
 	lookers sync.WaitGroup
@@ -72,7 +72,7 @@ func newRun(c *Controller) *run {
 			workqueue.NewTypedItemExponentialFailureRateLimiter[schema.GroupResource](minRetry, maxRetry),
 			workqueue.TypedRateLimitingQueueConfig[schema.GroupResource]{Clock: c.cfg.Clock}),
 		starting: map[schema.GroupResource]bool{}, told: map[string]time.Time{},
-		looking: map[schema.GroupResource]bool{}, looked: map[schema.GroupResource]evolve.Target{}, under: make(chan struct{}, c.cfg.Workers),
+		looking: map[schema.GroupResource]bool{}, looked: map[schema.GroupResource]lastLook{}, under: make(chan struct{}, c.cfg.Workers),
 	}
 }
 
@@ -215,10 +215,14 @@ func (r *run) lookLast(ctx context.Context, gr schema.GroupResource, target evol
 			defer func() { <-r.under }()
 		}
 		err := workers.Do(ctx, "last-look", func() error { return r.cfg.LastLook(ctx, gr, target) })
+		last := lastLook{target: target}
+		if errors.As(err, &last.refused) {
+			last.target = evolve.Target{}
+		}
 		r.mu.Lock()
 		delete(r.looking, gr)
-		if err == nil {
-			r.looked[gr] = target
+		if err == nil || last.refused != "" {
+			r.looked[gr] = last
 		}
 		r.mu.Unlock()
 		if err == nil {

@@ -174,11 +174,23 @@ type Result struct {
 // error, conflicts included, it has to be repeated; what was done stands. A failed action does not hold up independent
 // ones, because an action that can never succeed would do so for ever.
 func (c *Controller) Step(ctx context.Context, gr schema.GroupResource) (Result, error) {
-	return c.step(ctx, gr, evolve.Target{})
+	return c.step(ctx, gr, lastLook{})
 }
 
-// step is Step, directly after a last look for a target, if there was one.
-func (c *Controller) step(ctx context.Context, gr schema.GroupResource, looked evolve.Target) (Result, error) {
+// RefusedLook is an error of a last look that stays until somebody changes something: the StorageState says it.
+type RefusedLook string
+
+// Error implements error.
+func (r RefusedLook) Error() string { return string(r) }
+
+// lastLook is a last look for a target, or why there could be none.
+type lastLook struct {
+	target  evolve.Target
+	refused RefusedLook
+}
+
+// step is Step, directly after a last look, if there was one.
+func (c *Controller) step(ctx context.Context, gr schema.GroupResource, looked lastLook) (Result, error) {
 	var result Result
 	l, err := c.look(ctx, gr)
 	if err != nil {
@@ -208,7 +220,7 @@ func (c *Controller) step(ctx context.Context, gr schema.GroupResource, looked e
 		}
 		p, prunes := action.(evolve.Prune)
 		_, keeps := action.(evolve.Keep)
-		l.rehearses = prunes && c.cfg.LastLook != nil && looked != p.Target
+		l.rehearses = prunes && c.cfg.LastLook != nil && looked.target != p.Target
 		if err := c.act(ctx, l, action); err != nil {
 			failed = cmp.Or(failed, fmt.Errorf("%s: %s: %w", gr, action, err))
 			if (prunes || keeps) && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err)) {
@@ -233,6 +245,9 @@ func (c *Controller) step(ctx context.Context, gr schema.GroupResource, looked e
 		if log := c.cfg.Logger.V(2); log.Enabled() {
 			log.Info("Done", "resource", gr.String(), "action", action.String())
 		}
+	}
+	if result.LastLook != nil && refused == "" {
+		refused = looked.refused.Error()
 	}
 	if failed == nil || refused != "" {
 		if err := c.remember(ctx, l, result, refused); err != nil {

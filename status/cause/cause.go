@@ -16,6 +16,8 @@ var (
 	deniedPolicy = regexp.MustCompile(`ValidatingAdmissionPolicy '([^']+)'`)
 	// forbidden matches a missing right: the user, the verb, the resource and its group. Long messages are cut.
 	forbidden = regexp.MustCompile(`User "([^"]*)" cannot (\S+) resource "([^"]*)(?:"(?: in API group "([^"]*)"?)?)?`)
+	// goneNamespace names a namespace that an admission webhook's or policy's selector did not find.
+	goneNamespace = regexp.MustCompile(`namespaces "([^"]+)" not found`)
 	// invalid is a refusal by the schema or a rule of the object's definition.
 	invalid = regexp.MustCompile(`(?:Invalid|Required|Unsupported|Forbidden|Duplicate) value|Too (?:long|many|few)|Forbidden: `)
 	uid     = regexp.MustCompile(`\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b`)
@@ -49,6 +51,10 @@ func Refused(resource string, custom bool, message, of, kept string) (text, do s
 	}
 	if webhook := deniedBy.FindStringSubmatch(message); webhook != nil {
 		return text, mend + ", or change the admission webhook " + webhook[1] + ", which refuses them"
+	}
+	if namespace := goneNamespace.FindStringSubmatch(message); namespace != nil {
+		return fmt.Sprintf("%s: their namespace %s does not exist, and an admission webhook or policy asks for its labels", kept, namespace[1]),
+			"kubectl create namespace " + namespace[1] + ", and delete it again when they are gone or migrated"
 	}
 	if strings.Contains(message, "no new finalizers can be added if the object is being deleted") {
 		return kept + ": a mutating webhook or policy adds a finalizer to objects that are being deleted, which no API server takes", "exclude the user that migrates from it, or let the deletions end"

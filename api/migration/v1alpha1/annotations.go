@@ -24,6 +24,8 @@ const (
 	// PruneRefusedAnnotation, on a StorageState, is the API server's answer where it has refused to take
 	// versions out of the definition's storedVersions, or to put them back.
 	PruneRefusedAnnotation = "concord.dev/prune-refused"
+	// SinceProof begins that annotation where patches were refused of objects that were written since the proof.
+	SinceProof = "written since the proof: "
 
 	// StorageVersionUIDAnnotation, EpochAnnotation and EncodingAnnotation, on a migration,
 	// are its target: the StorageVersion and epoch at which all servers agreed, and the
