@@ -22,6 +22,8 @@ import (
 
 const (
 	bootstrapRetry = 500 * time.Millisecond
+	// ownLate is how long that may fail before the log says so at its default level: at a start gates are still closed.
+	ownLate = 10 * time.Second
 	// ownCRDsCheck is how often it is looked whether the own definitions are still there.
 	ownCRDsCheck = 5 * time.Second
 	// rolesRest is how long roles are left alone after a look at them: authorizers notice them with a delay, and
@@ -102,6 +104,7 @@ func (j *Join) restoreRoles(ctx context.Context, said *string) {
 // servers' gates may be closed.
 func (j *Join) ensureOwn(ctx context.Context) error {
 	var last error
+	began, said := time.Now(), ""
 	err := wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(ctx context.Context) (bool, error) {
 		last = owncrds.Install(ctx, j.clients.objects, j.ownCRDs())
 		if j.config.RBAC {
@@ -110,6 +113,10 @@ func (j *Join) ensureOwn(ctx context.Context) error {
 		}
 		if last != nil {
 			klog.FromContext(ctx).V(2).Info("Concord's own objects cannot be made yet", "err", last)
+			if text := last.Error(); text != said && time.Since(began) >= ownLate {
+				said = text
+				klog.FromContext(ctx).Info("Concord's own definitions or roles cannot be made, and nothing is migrated before they are there: an admission policy or webhook may refuse them", "err", text)
+			}
 		}
 		return last == nil, nil
 	})

@@ -9,10 +9,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/spf13/pflag"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -29,6 +32,9 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/concord-dev/concord/join/internal/registry"
 	"github.com/concord-dev/concord/join/roles"
@@ -109,6 +115,29 @@ func TestCustomResourcesAreTheHosts(t *testing.T) {
 	if err := j.Start(nil); err == nil || !strings.Contains(err.Error(), "custom resources") {
 		t.Errorf("an aggregated server with custom resources starts: %v", err)
 	}
+}
+
+// TestOwnRefused: if a policy refuses the own definitions, the log says so, once, and not as long as a server may still be
+// starting.
+func TestOwnRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var said []string
+		began := time.Now()
+		logger := funcr.New(func(_, line string) {
+			if time.Since(began) < ownLate {
+				t.Errorf("it is said after %v: %s", time.Since(began), line)
+			}
+			said = append(said, line)
+		}, funcr.Options{})
+		objects := withGadgets(t).WithInterceptorFuncs(interceptor.Funcs{Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
+			return apierrors.NewForbidden(schema.GroupResource{Resource: "customresourcedefinitions"}, "x", errors.New("a policy wants an owner"))
+		}}).Build()
+		ctx, cancel := context.WithTimeout(klog.NewContext(t.Context(), logger), time.Minute)
+		defer cancel()
+		if err := (&Join{clients: &clients{objects: objects}}).ensureOwn(ctx); err == nil || len(said) != 1 || !strings.Contains(said[0], "a policy wants an owner") {
+			t.Errorf("%v, said is %q", err, said)
+		}
+	})
 }
 
 // TestViewRefused: if the ClusterRole for people cannot be made, everything else is made all the same, and the role is
