@@ -195,6 +195,13 @@ func TestRolesMadeAgain(t *testing.T) {
 // servers that it delegates to, such as the hook that removes its address from the endpoints, have run once.
 func TestShutdownDelay(t *testing.T) {
 	t.Parallel()
+	for _, delay := range []time.Duration{0, 50 * time.Millisecond} {
+		testDeparture(t, delay)
+	}
+}
+
+func testDeparture(t *testing.T, delay time.Duration) {
+	t.Helper()
 	var ran []string
 	hook := func(name string) genericapiserver.PreShutdownHookFunc {
 		return func() error { ran = append(ran, name); return nil }
@@ -213,9 +220,9 @@ func TestShutdownDelay(t *testing.T) {
 		last.AddPreShutdownHookOrDie(name, hook(name))
 		chain = last
 	}
-	const delay = 50 * time.Millisecond
+	last.ShutdownDelayDuration = delay
 	began := time.Now()
-	last.AddPreShutdownHookOrDie("depart", afterDelay(delay, delegated(last), func() error {
+	last.AddPreShutdownHookOrDie("depart", afterOthers(last, func() error {
 		if took := time.Since(began); took < delay {
 			t.Errorf("it departs after %v", took)
 		}

@@ -79,11 +79,7 @@ func (j *Join) attach(server *genericapiserver.GenericAPIServer, hook, check str
 	if err := server.AddPostStartHook(hook, j.running.start); err != nil {
 		return err
 	}
-	departed := j.running.depart
-	if delay := server.ShutdownDelayDuration; delay > 0 {
-		departed = afterDelay(delay, delegated(server), departed)
-	}
-	if err := server.AddPreShutdownHook("concord-depart", departed); err != nil {
+	if err := server.AddPreShutdownHook("concord-depart", afterOthers(server, j.running.depart)); err != nil {
 		return err
 	}
 	if j.hosting != nil {
@@ -109,10 +105,11 @@ func delegated(server *genericapiserver.GenericAPIServer) func() error {
 	return delegate.RunPreShutdownHooks
 }
 
-// afterDelay is a pre-shutdown hook that begins with others, which take the server's address away, and
-// departs when the shutdown delay is over. Until then load balancers may send requests here, and the server serves
-// on: the library waits for both the delay and the hooks.
-func afterDelay(delay time.Duration, others, depart func() error) func() error {
+// afterOthers is a pre-shutdown hook that begins with those of the servers that this one delegates to, which take its
+// address away, for which it still has to write, and departs when the shutdown delay is over. Until then load balancers
+// may send requests here, and the server serves on: the library waits for both the delay and the hooks.
+func afterOthers(server *genericapiserver.GenericAPIServer, depart func() error) func() error {
+	delay, others := server.ShutdownDelayDuration, delegated(server)
 	return func() error {
 		over := time.After(delay)
 		err := others()

@@ -126,6 +126,7 @@ func TestFenced(t *testing.T) {
 	t.Run("Discovery", func(t *testing.T) { discoveryNamesEncodings(t, s, agreements) })
 	t.Run("Objects", func(t *testing.T) { createEverything(t, c, s, agreements) })
 	t.Run("Keys", func(t *testing.T) { nothingElseIsStored(t, c, s) })
+	s.end()
 }
 
 // discoveryNamesEncodings compares the reports with the storage version hashes in the server's

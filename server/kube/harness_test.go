@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -173,11 +174,20 @@ func (c *control) ready(role, name string, flags ...string) *apiserver {
 	return s
 }
 
-// end sends SIGTERM to the server, which has to end without an error. kube-apiserver waits up to a
+// stop sends SIGTERM to the server, which has to end without an error. kube-apiserver waits up to a
 // minute for a connection that was made at that moment.
-func (s *apiserver) end() {
+func (s *apiserver) stop() {
 	s.t.Helper()
 	must(s.t, s.Run().Terminate(s.t.Context(), 3*time.Minute))
+}
+
+// end is stop, after which clients are not sent to the server any more: it has taken its address away.
+func (s *apiserver) end() {
+	s.t.Helper()
+	s.stop()
+	if ended, ok := s.Wait(time.Minute); !ok || strings.Contains(ended.Stderr, "Unable to remove endpoints") {
+		s.t.Errorf("%s leaves its address in default/kubernetes", s.Name)
+	}
 }
 
 // as returns a client configuration with a token; "" is for anonymous requests.

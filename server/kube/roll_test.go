@@ -60,7 +60,7 @@ func testOwnUpgrade(t *testing.T) {
 	}{{0, ours}, {1, ours}, {0, earlier}, {1, earlier}, {1, ours}, {0, ours}} {
 		stays := servers[1-step.server]
 		w.Through(stays.APIServer)
-		servers[step.server].end()
+		servers[step.server].stop() // the earlier program may leave its address
 		s := c.ready(step.role, fmt.Sprintf("%c-%d", 'a'+step.server, i+1))
 		servers[step.server] = s
 		w.Through(servers[0].APIServer, servers[1].APIServer)
