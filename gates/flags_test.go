@@ -135,7 +135,7 @@ func TestRefusals(t *testing.T) {
 		want []string
 	}{
 		{[]string{"--feature-gates=kube:StorageVersionAPI=true"}, []string{"--feature-gates", "kube:StorageVersionAPI=true", "stays off", "allowed is false"}},
-		{[]string{"--feature-gates=CBORServingAndStorage=true"}, []string{"CBORServingAndStorage=true", "stays off", "could not be migrated", "allowed is false"}},
+		{[]string{"--feature-gates=CBORServingAndStorage=true"}, []string{"CBORServingAndStorage=true", "stays off", "would write in JSON", "allowed is false"}},
 		{[]string{"--feature-gates=kubelet:A=true"}, []string{"no component kubelet", "allowed are concord and kube"}},
 		{[]string{"--feature-gates=StorageVersionAPI=maybe"}, []string{"StorageVersionAPI=maybe", "allowed are StorageVersionAPI=true and StorageVersionAPI=false"}},
 		{[]string{"--feature-gates=NoSuchFeature=true"}, []string{"--feature-gates", "NoSuchFeature=true: there is no such feature"}},

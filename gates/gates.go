@@ -43,8 +43,8 @@ var Components = []string{Concord, Kube}
 var refused = map[featuregate.Feature]string{
 	// It starts upstream's own storage version machinery.
 	StorageVersionAPI: "Concord's own gate of that name replaces what it does",
-	// Rewriting takes the values of built-in resources for protobuf or JSON.
-	"CBORServingAndStorage": "objects that are stored in CBOR could not be migrated",
+	// Rewriting reads custom resources in CBOR, and writes JSON.
+	"CBORServingAndStorage": "migrations would write in JSON what servers store in CBOR",
 }
 
 // ErrRefused refuses one of kube's gates with which Concord could not keep its promises.

@@ -25,6 +25,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/evolve"
+	"github.com/concord-dev/concord/join/internal/convert"
 	"github.com/concord-dev/concord/join/internal/filters"
 	"github.com/concord-dev/concord/migrate/claim"
 	migratestore "github.com/concord-dev/concord/migrate/store"
@@ -86,14 +87,11 @@ func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool)
 }
 
 // decodes says why a value of a resource does not decode: as its store would find, of a custom resource no more than
-// whether it is JSON. Values of versions that this server does not know, or of resources that it does not store, decode as
+// whether it is JSON or CBOR. Values of versions that this server does not know, or of resources that it does not store, decode as
 // they do in stored.
 func (j *Join) decodes(gr schema.GroupResource) migratestore.Verify {
 	if j.crds.get(gr) != nil {
-		return func(value []byte) error {
-			_, _, err := unstructured.UnstructuredJSONScheme.Decode(value, nil, nil)
-			return err
-		}
+		return func(value []byte) error { return convert.Decode(value, &unstructured.Unstructured{}) }
 	}
 	known := stored.Decodes(j.config.Schemes...)
 	store, ok := j.storing.fence.Newest(gr)

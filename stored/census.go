@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"k8s.io/apiserver/pkg/storage/value"
 
 	"github.com/concord-dev/concord/agree"
@@ -62,6 +63,10 @@ func Decodes(schemes ...*runtime.Scheme) migratestore.Verify {
 		decoders = append(decoders, serializer.NewCodecFactory(scheme).UniversalDecoder())
 	}
 	return func(value []byte) error {
+		if migratestore.IsCBOR(value) {
+			var object map[string]any
+			return direct.Unmarshal(value, &object)
+		}
 		for _, decoder := range decoders {
 			if _, _, err := decoder.Decode(value, nil, nil); !runtime.IsNotRegisteredError(err) {
 				return err

@@ -12,6 +12,7 @@ import (
 
 	machinery "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 
 	"github.com/concord-dev/concord/agree"
 )
@@ -207,6 +208,16 @@ func unknown(apiVersion, kind string) []byte {
 	return append([]byte("k8s\x00"), out...)
 }
 
+// cborOf is an object as kube-apiserver stores it in CBOR.
+func cborOf(t *testing.T, object map[string]any) string {
+	t.Helper()
+	value, err := direct.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "\xd9\xd9\xf7" + string(value)
+}
+
 func TestEnvelope(t *testing.T) {
 	for name, test := range map[string]struct {
 		value    string
@@ -239,6 +250,9 @@ func TestEnvelope(t *testing.T) {
 		"json, unterminated string":       {`{"metadata`, "", ""},
 		"json, string ends in a slash":    {`{"a\`, "", ""},
 		"json, closing bracket too early": {`{"a":]`, "", ""},
+		"cbor":                            {cborOf(t, map[string]any{"apiVersion": "a.b/v1", "kind": "Pod", "spec": map[string]any{"kind": "X"}}), "a.b/v1", "Pod"},
+		"cbor, no kind":                   {cborOf(t, map[string]any{"apiVersion": "a.b/v1"}), "", ""},
+		"cbor, truncated":                 {"\xd9\xd9\xf7\xa2", "", ""},
 		"yaml":                            {"apiVersion: v1\ndata:\n  kind: Secret\nkind: ConfigMap\n", "v1", "ConfigMap"},
 		"yaml, any order, quotes":         {"# a comment\nkind: \"Pod\"\nspec: {}\napiVersion: 'a.b/v1' # too", "a.b/v1", "Pod"},
 		"yaml, what others hold":          {"data:\n  a: |\n    kind: X\n  apiVersion: v9\nitems:\n- kind: X\napiVersion: v1\nkind: Pod", "v1", "Pod"},

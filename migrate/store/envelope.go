@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
 	"sigs.k8s.io/yaml"
 
 	"github.com/concord-dev/concord/agree"
@@ -17,17 +18,25 @@ import (
 var (
 	protobufPrefix  = []byte("k8s\x00")
 	encryptedPrefix = []byte("k8s:enc:")
+	// cborPrefix is CBOR's own mark of itself, with which kube-apiserver stores custom resources if its feature gate
+	// CBORServingAndStorage is on, and which it reads if it is off.
+	cborPrefix = []byte{0xd9, 0xd9, 0xf7}
 )
 
 // Envelope reads the group/version and the kind that a stored value says it has,
 // without decoding the rest: of protobuf only runtime.Unknown's TypeMeta, of JSON and YAML only
 // as much as it takes to find the top-level apiVersion and kind. For a value that is
 // damaged behind the envelope it returns the group/version and kind of the envelope. It is not
-// ok if either is missing or the value is neither protobuf nor an object in JSON or YAML.
+// ok if either is missing or the value is neither protobuf nor an object in JSON, CBOR or YAML.
 func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
 	var apiVersion string
 	if rest, found := bytes.CutPrefix(value, protobufPrefix); found {
 		apiVersion, kind, ok = protobufEnvelope(rest)
+	} else if IsCBOR(value) {
+		var object map[string]any
+		ok = direct.Unmarshal(value, &object) == nil
+		apiVersion, _ = object["apiVersion"].(string)
+		kind, _ = object["kind"].(string)
 	} else if apiVersion, kind, ok = jsonEnvelope(value); !ok {
 		apiVersion, kind, ok = yamlEnvelope(value)
 	}
@@ -39,6 +48,9 @@ func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
 	}
 	return agree.Encoding(apiVersion), kind, true
 }
+
+// IsCBOR says whether a value is stored in CBOR.
+func IsCBOR(value []byte) bool { return bytes.HasPrefix(value, cborPrefix) }
 
 // Encryption names the provider and the key of an encrypted value, as the API server's providers mark it:
 // "<provider>:<version>:<key or plugin name>", for example "aescbc:v1:key1". A KMS v2 plugin has many keys, so that

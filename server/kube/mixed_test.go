@@ -55,7 +55,7 @@ func (s *apiserver) unknown(timeout time.Duration) {
 // TestBesideStock: beside a stock kube-apiserver that encrypts with the same keys nothing is agreed on and nothing is
 // migrated, and the stock server works as usual. When it has crashed, and its Lease is deleted as the message says,
 // everything is migrated, also the objects that the stock server, which emulates an older release,
-// wrote in another version.
+// wrote in another version, or in CBOR.
 func TestBesideStock(t *testing.T) {
 	t.Parallel()
 	const writes = agree.Encoding("admissionregistration.k8s.io/v1beta1") // our server writes policies in v1
@@ -63,7 +63,7 @@ func TestBesideStock(t *testing.T) {
 	migrations := c.follow(migrationv1alpha1.GroupName + "/storageversionmigrations")
 	encrypting := "--encryption-provider-config=" + c.write("encryption.yaml", "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n- resources: [secrets]\n"+
 		"  providers:\n  - aescbc: {keys: [{name: key1, secret: MDEyMzQ1Njc4OWFiY2RlZg==}]}\n  - identity: {}\n")
-	other := c.ready(stock, "other", "--emulated-version=1.36", encrypting)
+	other := c.ready(stock, "other", "--emulated-version=1.36", "--feature-gates=CBORServingAndStorage=true", encrypting)
 	s := c.ready(ours, "one", encrypting)
 	lease := s.disagreed(time.Minute)
 	eventually(t, time.Minute, "our definitions are served by the stock server", func(ctx context.Context) error {
@@ -77,6 +77,7 @@ func TestBesideStock(t *testing.T) {
 	if found, err := c.value(t.Context(), policy); err != nil || found != writes {
 		t.Errorf("the stock server wrote %s, error %v, want %s", found, err, writes)
 	}
+	other.createWidgets(3) // in CBOR
 	s.unknown(time.Minute)
 
 	other.Kill()
@@ -92,6 +93,11 @@ func TestBesideStock(t *testing.T) {
 	s.migrated(time.Minute)
 	if found, err := c.value(t.Context(), policy); err != nil || found != want || want != "admissionregistration.k8s.io/v1" {
 		t.Errorf("the policy is stored as %s, error %v, agreed on is %s", found, err, want)
+	}
+	s.flip("v2")
+	s.storedVersions(time.Minute, "v2")
+	if found := c.encodings(); len(found) != 1 || found["example.com/v2"] != 3 {
+		t.Errorf("widgets are stored as %v", found)
 	}
 }
 

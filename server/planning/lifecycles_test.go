@@ -288,6 +288,8 @@ func TestDecode(t *testing.T) {
 		"an APIService":                          {value: `{"apiVersion":"apiregistration.k8s.io/v1","kind":"APIService","spec":{"group":7}}`, why: "cannot unmarshal number"},
 		"a custom resource":                      {value: `{"apiVersion":"example.com/v1","kind":"Widget","spec":{"size":-0}}`},
 		"a custom resource, cut":                 {value: `{"apiVersion":"example.com/v1","kind":"Widget","spec":{"si`, why: "unexpected end of JSON"},
+		"a custom resource in CBOR":              {value: "\xd9\xd9\xf7\xa1\x44kind\x46Widget"},
+		"a custom resource in CBOR, cut":         {value: "\xd9\xd9\xf7\xa1\x44kind\x46Wid", why: "unexpected EOF"},
 		"a version that this binary knows not":   {value: `{"apiVersion":"v9","kind":"Secret","data":7}`},
 		"a version without kind":                 {value: `{"apiVersion":"v1"}`, why: "Object 'Kind' is missing"},
 		"what is neither":                        {value: "\xff\xfe", why: "Object 'Kind' is missing"},

@@ -95,7 +95,7 @@ func (w *webhookConversion) convert(ctx context.Context, plains [][]byte, hinder
 
 func (w *webhookConversion) decode(plain []byte) (*unstructured.Unstructured, error) {
 	object := &unstructured.Unstructured{}
-	if err := decode(plain, object); err != nil {
+	if err := Decode(plain, object); err != nil {
 		return nil, err
 	}
 	if from := object.GetAPIVersion(); !w.versions.Has(from) {

@@ -140,7 +140,7 @@ var _ runtime.Codec = customCodec{}
 // Decode implements runtime.Decoder. The result is in the codec's encoding, and a new object.
 func (c customCodec) Decode(data []byte, _ *schema.GroupVersionKind, _ runtime.Object) (runtime.Object, *schema.GroupVersionKind, error) {
 	decoded := &unstructured.Unstructured{}
-	if err := decode(data, decoded); err != nil {
+	if err := Decode(data, decoded); err != nil {
 		return nil, nil, err
 	}
 	gvk := decoded.GroupVersionKind()

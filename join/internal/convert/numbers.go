@@ -5,12 +5,18 @@ import (
 	"encoding/json"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/serializer/cbor/direct"
+
+	migratestore "github.com/concord-dev/concord/migrate/store"
 )
 
-// decode decodes a stored custom resource, and keeps its numbers as they are written: -0,
+// Decode decodes a stored custom resource, and keeps its numbers as they are written in JSON: -0,
 // 1.0 and 1e3 are other texts than 0, 1 and 1000, and a migration changes no content. Those
 // of the metadata are the API server's own.
-func decode(stored []byte, into *unstructured.Unstructured) error {
+func Decode(stored []byte, into *unstructured.Unstructured) error {
+	if migratestore.IsCBOR(stored) {
+		return direct.Unmarshal(stored, &into.Object)
+	}
 	if _, _, err := unstructured.UnstructuredJSONScheme.Decode(stored, nil, into); err != nil {
 		return err
 	}
