@@ -60,7 +60,8 @@ func writesAs(lists map[string][]agree.Seal, gr schema.GroupResource) agree.Seal
 }
 
 // CheckOthers implements stored.Keys: it says why a server must not work with these keys yet: another
-// server could not read what it writes, or it could not read what another one reports that it writes. self is not asked. Without poll every Lease counts;
+// server could not read what it writes, or has a key first, by its Lease, that is not among these. self is not asked.
+// Without poll every Lease counts;
 // with it those count whose server is seen to renew them, which is waited for for as long
 // as the Lease lasts: where all servers were killed their Leases are still there.
 func (k *Keys) CheckOthers(ctx context.Context, reader migratestore.Reader, layout stored.Layout, known []schema.GroupResource, self agree.ServerID, poll time.Duration) error {

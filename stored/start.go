@@ -69,7 +69,8 @@ type Start struct {
 
 // Check refuses to start a server that cannot decode or open what may be stored
 // (KEP-2343, "Implications to cluster operators"), or that would encrypt with a key that
-// another server cannot read, or could not read what another server encrypts. The error is one line that names the resources, their
+// another server cannot read, or could not read what another server encrypts. The error is one line that names the
+// resources, their
 // encodings or keys, and what to do. It reads the stored sets straight from etcd, and raw
 // values only where these do not say enough: of built-in resources whose stored set is not
 // known, or names encodings that the server cannot decode, and of any resource, also a custom one, whose

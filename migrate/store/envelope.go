@@ -25,7 +25,7 @@ var (
 
 // Envelope reads the group/version and the kind that a stored value says it has,
 // without decoding the rest: of protobuf only runtime.Unknown's TypeMeta, of JSON and YAML only
-// as much as it takes to find the top-level apiVersion and kind. For a value that is
+// as much as it takes to find the top-level apiVersion and kind. CBOR, which is rare, it decodes whole. For another value that is
 // damaged behind the envelope it returns the group/version and kind of the envelope. It is not
 // ok if either is missing or the value is neither protobuf nor an object in JSON, CBOR or YAML.
 func Envelope(value []byte) (encoding agree.Encoding, kind string, ok bool) {
