@@ -110,6 +110,9 @@ func (e *Etcd) start(ctx context.Context, edits []func(*embed.Config)) error {
 	}
 	if err := awaitReady(ctx, etcd); err != nil {
 		abandon(etcd)
+		if ctx.Err() != nil {
+			return fmt.Errorf("etcd in %s was stopped while it started: %w", cfg.Dir, err)
+		}
 		return fmt.Errorf("etcd in %s does not become ready: %w: %s", cfg.Dir, err, etcdMend)
 	}
 	// Its directory has kept others out until here.
@@ -135,6 +138,9 @@ func Open(ctx context.Context, cfg *embed.Config) (*embed.Etcd, error) {
 }
 
 func awaitReady(ctx context.Context, etcd *embed.Etcd) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	select {
 	case <-etcd.Server.ReadyNotify():
 		return nil

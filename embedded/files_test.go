@@ -252,6 +252,18 @@ func TestStartKilledEarly(t *testing.T) {
 	}
 }
 
+// TestStartStopped: a start that is stopped does not speak of damaged files.
+func TestStartStopped(t *testing.T) {
+	dir, err := os.MkdirTemp("", "db") // its path is short enough for a Unix socket
+	must(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := StartEtcd(ctx, dir); !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), etcdMend) {
+		t.Error(err)
+	}
+}
+
 // TestFirstStartCutOff: the files of a first start that was killed before its end are moved aside
 // by the next start, and later starts move nothing.
 func TestFirstStartCutOff(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apiextensions-apiserver/pkg/apihelpers"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -83,7 +84,7 @@ func Of(o Observed) Cluster {
 			c.NothingKnown = append(c.NothingKnown, r.String())
 		case r.unserved && len(r.stored) > 0:
 			c.Unserved = append(c.Unserved, r.String())
-		case r.unseen():
+		case r.unseen() && misnamed(r).Kind == "":
 			c.Unseen = append(c.Unseen, r.String())
 		}
 		for _, server := range x.waitsFor(r) {
@@ -130,10 +131,7 @@ func (o Observed) advice(c Cluster) string {
 	if !c.bare() || len(o.Unread) > 0 {
 		return ""
 	}
-	states := func(crd apiextensionsv1.CustomResourceDefinition) bool {
-		return crd.Name == migrationv1alpha1.StorageStates.String()
-	}
-	if slices.ContainsFunc(o.CRDs, states) {
+	if slices.ContainsFunc(o.CRDs, ofStates) {
 		return "see that concord controllers run, and what their log says: their CustomResourceDefinitions are here, and they have written nothing"
 	}
 	return "install concord controllers (docs/stock.md); if they run already, somebody has deleted their CustomResourceDefinitions: apply their manifests again, or start them again with --install-crds"
@@ -179,9 +177,26 @@ func (x *index) problems(r *resource) []Problem {
 			add(p)
 		}
 	}
+	add(misnamed(r))
 	add(held(r))
 	add(unpruned(r))
 	return problems
+}
+
+// misnamed is the problem that no server serves a definition, because another one has its names.
+func misnamed(r *resource) Problem {
+	if !r.unseen() || r.crd.Spec.Versions == nil { // or of which only the metadata was read
+		return Problem{}
+	}
+	conflict := apihelpers.FindCRDCondition(r.crd, apiextensionsv1.NamesAccepted)
+	if conflict == nil || conflict.Status != apiextensionsv1.ConditionFalse {
+		return Problem{}
+	}
+	return Problem{
+		Kind: Waiting, Resources: []string{r.String()},
+		Text: fmt.Sprintf("%s: no server serves it: the names of its definition are taken: %s", r, conflict.Message),
+		Do:   "give the definition other names, or delete it or the one that has its names",
+	}
 }
 
 // unobserved explains, in a stock cluster, why it is not known what servers write: no server reports there, and the
@@ -254,10 +269,13 @@ func (x *index) ofCluster() []Problem {
 	return slices.DeleteFunc([]Problem{x.unattended(), x.unready(), x.askedStock()}, func(p Problem) bool { return p.Kind == "" })
 }
 
-// unattended is the problem that nothing goes on for any resource: no server can write, or nobody keeps the
-// StorageStates.
+// unattended is the problem that nothing goes on for any resource: no server can write, there can be no StorageStates, or
+// nobody keeps them.
 func (x *index) unattended() Problem {
 	if p := x.unrenewed(); p.Kind != "" {
+		return p
+	}
+	if p := x.undefined(); p.Kind != "" {
 		return p
 	}
 	return x.idle()
@@ -279,6 +297,35 @@ func (o Observed) idle() Problem {
 		Text: fmt.Sprintf("nobody has looked after the StorageStates for %s, so that no migration begins: the controllers do not run, or what they read or write is refused", duration.HumanDuration(o.Now.Sub(last))),
 		Do:   "with servers of Concord see the logs of those that serve, and which admission policies and webhooks are for storagestates.migration.k8s.io; in a stock cluster those of concord controllers, in the namespace that they are installed in",
 	}
+}
+
+// undefined is the problem that servers report, and the definition of StorageStates is missing: they could not make it.
+func (x *index) undefined() Problem {
+	if len(x.StorageVersions) == 0 || len(x.States) > 0 || len(x.Unread) > 0 || slices.ContainsFunc(x.CRDs, ofStates) || !slices.ContainsFunc(x.servers, servers.Server.Controls) {
+		return Problem{}
+	}
+	reported := x.Now
+	for i := range x.StorageVersions {
+		if at := x.StorageVersions[i].CreationTimestamp.Time; at.Before(reported) {
+			reported = at
+		}
+	}
+	if x.Now.Sub(reported) < definedWithin {
+		return Problem{}
+	}
+	return Problem{
+		Kind: Idle,
+		Text: fmt.Sprintf("there is no CustomResourceDefinition %s, so that nothing is migrated: servers make it at their start, and within a minute where it was deleted", migrationv1alpha1.StorageStates),
+		Do:   "see the servers' logs, and which admission policies and webhooks refuse CustomResourceDefinitions of migration.k8s.io and concord.dev",
+	}
+}
+
+// definedWithin is longer than servers take to make their own definitions.
+const definedWithin = 2 * time.Minute
+
+// ofStates reports whether a definition is that of StorageStates.
+func ofStates(crd apiextensionsv1.CustomResourceDefinition) bool {
+	return crd.Name == migrationv1alpha1.StorageStates.String()
 }
 
 // idleAfter is longer than controllers that run leave every StorageState alone.

@@ -108,7 +108,7 @@ func problemOf(s servers.Server, waits []string) Problem {
 	case s.State == servers.Silent:
 		p.Kind = SilentServer
 		p.Text = fmt.Sprintf("%s (%s) does not report what it writes: its feature gate StorageVersionAPI is off", s.ID, s.Versions())
-		p.Do = "start it without --feature-gates=StorageVersionAPI=false, or stop it"
+		p.Do = "start it with the feature gate (without StorageVersionAPI=false or AllBeta=false in its --feature-gates), or stop it"
 	case s.Late:
 		p.Kind = LateServer
 		p.Text = fmt.Sprintf("%s (%s) has not renewed its Lease for %s: it is busy, paused, cut off or has just died, and what it reported counts", s.ID, s.Versions(), duration.HumanDuration(s.Renewed))

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -239,6 +240,23 @@ func TestCopyRemoved(t *testing.T) {
 				t.Errorf("%d copies are left, and it ends with %v", n, err)
 			}
 		})
+	}
+}
+
+// TestDemoUnread: a demo whose output nobody reads ends, and leaves nothing.
+func TestDemoUnread(t *testing.T) {
+	temporary := t.TempDir()
+	read, write, err := os.Pipe()
+	requireNoError(t, err)
+	cmd := exec.CommandContext(t.Context(), "concord", "demo", "--objects", "100")
+	cmd.Env, cmd.Stdout, cmd.Stderr = append(os.Environ(), "TMPDIR="+temporary), write, t.Output()
+	requireNoError(t, cmd.Start())
+	requireNoError(t, errors.Join(write.Close(), read.Close()))
+	err = cmd.Wait()
+	left, unread := os.ReadDir(temporary)
+	requireNoError(t, unread)
+	if err == nil || len(left) > 0 {
+		t.Errorf("it ends with %v and leaves %v", err, left)
 	}
 }
 

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/signal"
+	"syscall"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
@@ -72,7 +74,10 @@ func runDemo(cmd *cobra.Command, cfg demo.Config, asJSON, keep bool) error {
 			<-ctx.Done()
 		}
 	}
-	report, err := demo.Run(cmd.Context(), cfg)
+	// Where nobody reads the output any more, the demo ends as by Ctrl-C, and removes its files.
+	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGPIPE)
+	defer stop()
+	report, err := demo.Run(ctx, cfg)
 	if err != nil {
 		return err
 	}
