@@ -106,7 +106,11 @@ func (e *Etcd) start(ctx context.Context, edits []func(*embed.Config)) error {
 	}
 	etcd, err := openEtcd(cfg, sound)
 	if err != nil {
-		return fmt.Errorf("etcd in %s does not start: %w: %s", cfg.Dir, err, etcdMend)
+		mend := etcdMend
+		if errors.Is(err, unix.ENOSPC) {
+			mend = "make room on its disk"
+		}
+		return fmt.Errorf("etcd in %s does not start: %w: %s", cfg.Dir, err, mend)
 	}
 	if err := awaitReady(ctx, etcd); err != nil {
 		abandon(etcd)
@@ -203,7 +207,12 @@ func abandon(etcd *embed.Etcd) {
 func openEtcd(cfg *embed.Config, sound bool) (etcd *embed.Etcd, err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			etcd, err = nil, fmt.Errorf("%v", r)
+			etcd = nil
+			if logged, ok := r.(error); ok {
+				err = logged
+			} else {
+				err = fmt.Errorf("%v", r)
+			}
 		}
 	}()
 	if !sound {
@@ -215,21 +224,23 @@ func openEtcd(cfg *embed.Config, sound bool) (etcd *embed.Etcd, err error) {
 }
 
 // EtcdLogger returns a logger for an embedded etcd. It drops etcd's messages, since important ones arrive as errors,
-// and panics where etcd would end the process.
-func EtcdLogger() *zap.Logger { return zap.NewNop().WithOptions(zap.WithFatalHook(fatalPanics{})) }
+// and panics with an error where etcd would panic or end the process.
+func EtcdLogger() *zap.Logger {
+	return zap.NewNop().WithOptions(zap.WithFatalHook(errorPanics{}), zap.WithPanicHook(errorPanics{}))
+}
 
-// fatalPanics turns fatal log entries into panics, which can be recovered.
-type fatalPanics struct{}
+// errorPanics turns log entries into panics, which can be recovered, with the errors that the entries have.
+type errorPanics struct{}
 
 // OnWrite implements zapcore.CheckWriteHook.
-func (fatalPanics) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
-	message := entry.Message
+func (errorPanics) OnWrite(entry *zapcore.CheckedEntry, fields []zapcore.Field) {
+	logged := errors.New(entry.Message)
 	for _, f := range fields {
 		if err, ok := f.Interface.(error); ok && f.Type == zapcore.ErrorType {
-			message += ": " + err.Error()
+			logged = fmt.Errorf("%w: %w", logged, err)
 		}
 	}
-	panic(message)
+	panic(logged)
 }
 
 // config is an etcd's that clients reach by the socket, or by the link to it where that

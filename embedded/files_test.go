@@ -15,6 +15,8 @@ import (
 	bolterrors "go.etcd.io/bbolt/errors"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/storage/datadir"
+	"go.uber.org/zap"
+	"golang.org/x/sys/unix"
 )
 
 // TestMain gives an etcd time to write what it writes at its end, for which a busy disk needs more than
@@ -249,6 +251,20 @@ func TestStartKilledEarly(t *testing.T) {
 	must(t, err)
 	if err := etcd.Close(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestEtcdLogger: a panic of etcd says why, as on a full disk, where it logs the reason in a field.
+func TestEtcdLogger(t *testing.T) {
+	for level, log := range map[string]func(string, ...zap.Field){"panic": EtcdLogger().Panic, "fatal": EtcdLogger().Fatal} {
+		err := func() (err error) {
+			defer func() { err, _ = recover().(error) }()
+			log("failed to create WAL", zap.Error(&os.PathError{Op: "write", Path: "wal", Err: unix.ENOSPC}))
+			return nil
+		}()
+		if !errors.Is(err, unix.ENOSPC) || !strings.HasPrefix(err.Error(), "failed to create WAL: ") {
+			t.Errorf("%s: %v", level, err)
+		}
 	}
 }
 
