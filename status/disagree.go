@@ -81,11 +81,12 @@ func (x *index) disagreement(r *resource) Problem {
 func (x *index) settleDisagreement(r *resource, sides []side) string {
 	var dead, gone []string
 	aggregated := false
-	versions, plain := map[string]bool{}, map[agree.Encoding]bool{}
+	versions, builds, plain := map[string]bool{}, map[string]bool{}, map[agree.Encoding]bool{}
 	for _, s := range sides {
 		plain[s.encoding.Plain()] = true
 		for _, server := range s.servers {
 			versions[server.Versions()+" from "+server.ReadableFrom] = true
+			builds[server.Build] = true
 			aggregated = aggregated || server.Aggregated
 			switch server.State {
 			case servers.Dead:
@@ -112,7 +113,11 @@ func (x *index) settleDisagreement(r *resource, sides []side) string {
 	case r.crd != nil:
 		return fmt.Sprintf("the definition stores %s: servers follow it within seconds; if this lasts, the log of %s says why", StorageOf(r.crd), sides[0].servers[0].ID)
 	}
-	return "compare the flags --runtime-config, --emulation-version and --min-compatibility-version of these servers"
+	flags := "compare the flags --runtime-config, --emulation-version and --min-compatibility-version of these servers"
+	if len(builds) > 1 {
+		return "finish the roll, since these servers are of different builds of Concord; else " + flags
+	}
+	return flags
 }
 
 // plugins says how servers come to agree whose first provider is the same KMS plugin, and that differ in the key that
