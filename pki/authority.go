@@ -1,6 +1,7 @@
 package pki
 
 import (
+	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -26,7 +27,9 @@ var ErrNoKey = errors.New("the CA's key is needed")
 // authority is a CA.
 type authority struct {
 	cert *x509.Certificate
-	pem  []byte
+	// pem is the whole file, with others of them.
+	pem    []byte
+	others int
 	// key is nil if keyErr says why: a server that signs nothing needs none.
 	key    crypto.Signer
 	keyErr error
@@ -51,7 +54,7 @@ func ensureCA(certFile, keyFile, name string, now clock.PassiveClock) (*authorit
 	if err != nil {
 		return nil, err
 	}
-	a := &authority{cert: certs[0], pem: raw, now: now}
+	a := &authority{cert: certs[0], pem: raw, others: len(certs) - 1, now: now}
 	private, err := keyutil.PrivateKeyFromFile(keyFile)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 		a.keyErr = fmt.Errorf("%w: %w: %s", ErrNoKey, err, mend)
@@ -69,6 +72,19 @@ func ensureCA(certFile, keyFile, name string, now clock.PassiveClock) (*authorit
 	}
 	a.key = key
 	return a, nil
+}
+
+// ensureAlone returns a file with the CA's certificate alone: its own file, or one that is written where other CAs are
+// in that and the key is there to sign with.
+func (a *authority) ensureAlone(certFile, aloneFile string) (string, error) {
+	if a.others == 0 || a.key == nil {
+		return certFile, nil
+	}
+	alone := encodeCert(a.cert.Raw)
+	if present, err := os.ReadFile(aloneFile); err == nil && bytes.Equal(present, alone) {
+		return aloneFile, nil
+	}
+	return aloneFile, writeWhole(map[string][]byte{aloneFile: alone})
 }
 
 // makeCA creates the certificate of a CA. It uses an existing key: either an earlier start was interrupted before it

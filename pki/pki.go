@@ -29,6 +29,7 @@ import (
 const (
 	CACertName           = "ca.crt"
 	CAKeyName            = "ca.key"
+	signerCertName       = "ca.signer.crt"
 	FrontProxyCACertName = "front-proxy-ca.crt"
 	FrontProxyCAKeyName  = "front-proxy-ca.key"
 	FrontProxyCertName   = "front-proxy-client.crt"
@@ -89,8 +90,10 @@ func (c *Config) Validate() error {
 
 // Certificates are the files of one server. Those that the server was given are not among them.
 type Certificates struct {
-	// CAFile has the cluster's CA.
+	// CAFile has the cluster's CA, and while that is changed the other one after it.
 	CAFile string
+	// SignerFile has the first CA of CAFile alone, as Kubernetes' signers of certificate requests want it.
+	SignerFile string
 	// CertFile and KeyFile are the serving certificate; empty where one was given.
 	CertFile, KeyFile string
 	// AdminKubeconfig is the kubeconfig that was written for this server; empty where the CA's
@@ -135,6 +138,9 @@ func ensure(config Config) (*Certificates, error) {
 	c := &Certificates{CAFile: file(CACertName), config: config}
 	ca, err := ensureCA(c.CAFile, file(CAKeyName), "concord-ca", config.Clock)
 	if err != nil {
+		return nil, err
+	}
+	if c.SignerFile, err = ca.ensureAlone(c.CAFile, file(signerCertName)); err != nil {
 		return nil, err
 	}
 	if left := ca.cert.NotAfter.Sub(config.Clock.Now()); left < certLifetime {

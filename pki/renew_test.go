@@ -232,7 +232,8 @@ func TestModes(t *testing.T) {
 }
 
 // TestChangeCA changes the cluster's CA as docs/security.md describes: after every step, servers
-// and administrators trust each other, whether or not they have done that step.
+// and administrators trust each other, whether or not they have done that step, and Kubernetes' signers have one
+// certificate that belongs to the key.
 func TestChangeCA(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	for _, d := range []string{dir, other} {
@@ -262,6 +263,9 @@ func TestChangeCA(t *testing.T) {
 		must(t, err)
 		pair, err := tls.X509KeyPair(config.CertData, config.KeyData)
 		must(t, err)
+		if signer, err := tls.LoadX509KeyPair(c.SignerFile, filepath.Join(dir, CAKeyName)); err != nil || len(signer.Certificate) != 1 {
+			t.Errorf("to sign with there are %d certificates, error %v", len(signer.Certificate), err)
+		}
 		s = state{x509.NewCertPool(), x509.NewCertPool(), servingCertificate(t, c), pair.Leaf}
 		s.bundle.AppendCertsFromPEM(read(dir, CACertName))
 		s.trusted.AppendCertsFromPEM(config.CAData)

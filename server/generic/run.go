@@ -19,6 +19,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/client-go/rest"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of clients and work queues, as kube-apiserver has them
 	"k8s.io/klog/v2"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 	controlplaneoptions "k8s.io/kubernetes/pkg/controlplane/apiserver/options"
@@ -222,7 +223,7 @@ func (o *Options) addControllers(last *genericapiserver.GenericAPIServer, c *con
 		Client:     join.AsComponent(c.controlPlane.Generic.LoopbackClientConfig, compat.ConcordControllers, o.plan.Emulation),
 		NoRBAC:     !rbac,
 		RootCA:     root,
-		CACertFile: certs.CAFile, CAKeyFile: filepath.Join(o.CertDir, pki.CAKeyName),
+		CACertFile: certs.SignerFile, CAKeyFile: filepath.Join(o.CertDir, pki.CAKeyName),
 		TokenKeyFile: o.ControlPlane.ServiceAccountSigningKeyFile,
 		// Kubernetes wants this flag to be the same for kube-apiserver and kube-controller-manager.
 		// This server has the controllers of both.

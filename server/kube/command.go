@@ -14,7 +14,7 @@ import (
 	basecompatibility "k8s.io/component-base/compatibility"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
-	_ "k8s.io/component-base/metrics/prometheus/workqueue" // metrics of work queues, as kube-apiserver has them
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // metrics of clients and work queues, as kube-apiserver has them
 	"k8s.io/component-base/term"
 	"k8s.io/component-base/version/verflag"
 	kubeoptions "k8s.io/kubernetes/cmd/kube-apiserver/app/options"

@@ -71,6 +71,11 @@ func TestFlags(t *testing.T) {
 			t.Errorf("%d, error %v", status, err)
 		}
 	})
+	t.Run("ClientMetrics", func(t *testing.T) {
+		if _, body, err := s.Get(t.Context(), "/metrics"); err != nil || !strings.Contains(body, "\nrest_client_requests_total{") || !strings.Contains(body, "\nworkqueue_depth{") {
+			t.Errorf("metrics of clients or work queues are missing; error %v", err)
+		}
+	})
 	t.Run("WatchCache", func(t *testing.T) {
 		_, body, err := s.Get(t.Context(), "/metrics")
 		cached := func(resource string) bool {

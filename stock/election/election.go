@@ -52,10 +52,10 @@ type Election struct {
 // New returns an Election that has not begun.
 func New(config Config) *Election { return &Election{config: config} }
 
-// Campaign runs for election once no process is elected in another namespace, and leads once. It returns when ctx ends
-// or the election is lost; then the process should end.
-func (e *Election) Campaign(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
+// Campaign runs for election once no process is elected in another namespace, and leads once. It returns when
+// until ends or, with an error, when the election is lost; then the process should end.
+func (e *Election) Campaign(until context.Context) error {
+	ctx, cancel := context.WithCancel(until)
 	defer cancel()
 	others := e.newRivals()
 	if e.config.Await(ctx, func(ctx context.Context) error { return others.none(ctx, false) }) != nil {
@@ -67,14 +67,16 @@ func (e *Election) Campaign(ctx context.Context) error {
 		LockConfig: resourcelock.ResourceLockConfig{Identity: e.config.Instance},
 	}
 	led := make(chan error, 1)
-	var leading atomic.Bool
+	var leading, lost atomic.Bool
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: &e.ballot, LeaseDuration: lasts, RenewDeadline: renewDeadline, RetryPeriod: retry,
 		ReleaseOnCancel: true, Name: lock,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(ctx context.Context) {
 				leading.Store(true)
-				led <- e.leadAlone(ctx, others)
+				err := e.leadAlone(ctx, others)
+				lost.Store(ctx.Err() != nil) // before it ended by itself
+				led <- err
 				cancel()
 			},
 			OnStoppedLeading: func() {},
@@ -83,18 +85,14 @@ func (e *Election) Campaign(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("election: %w", err)
 	}
-	stopped := ctx.Done()
 	elector.Run(ctx)
 	if !leading.Load() {
 		return nil // ctx has ended
 	}
-	err = <-led
-	select {
-	case <-stopped:
-		return err
-	default:
+	if err = <-led; lost.Load() && until.Err() == nil {
 		return errors.Join(errDeposed, err)
 	}
+	return err
 }
 
 // ballot is the Lease of the election. It records missing rights on the Lease and refused tokens: with these this

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -127,6 +128,40 @@ func TestCampaignAlone(t *testing.T) {
 	if err := e.leadAlone(t.Context(), e.newRivals()); !errors.Is(err, errRival) {
 		t.Errorf("beside another one it ends with %v", err)
 	}
+}
+
+// TestDeposed: a process that loses its election says so; one that is stopped does not.
+func TestDeposed(t *testing.T) {
+	for range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			kube := fake.NewClientset()
+			e := election(kube, metav1.NamespaceSystem)
+			ended, leads := make(chan error, 1), make(chan struct{})
+			lead := e.config.Lead
+			e.config.Lead = func(ctx context.Context) error { close(leads); return lead(ctx) }
+			go func() { ended <- e.Campaign(t.Context()) }()
+			<-leads
+			synctest.Wait()
+			other := leaseOf(metav1.NamespaceSystem, "x", time.Hour)
+			other.Spec.LeaseDurationSeconds = ptr.To[int32](3600)
+			kube.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+				return true, nil, apierrors.NewConflict(schema.GroupResource{Resource: "leases"}, lock, errors.New("another process wrote it"))
+			})
+			must(t, kube.Tracker().Update(coordinationv1.SchemeGroupVersion.WithResource("leases"), other, other.Namespace))
+			if err := <-ended; !errors.Is(err, errDeposed) {
+				t.Errorf("it ends with %v", err)
+			}
+		})
+	}
+	synctest.Test(t, func(t *testing.T) {
+		e := election(fake.NewClientset(), metav1.NamespaceSystem)
+		ctx, cancel := context.WithCancel(t.Context())
+		lead := e.config.Lead
+		e.config.Lead = func(ctx context.Context) error { cancel(); return lead(ctx) }
+		if err := e.Campaign(ctx); err != nil {
+			t.Errorf("stopped, it ends with %v", err)
+		}
+	})
 }
 
 // TestElectionForbidden: a process without a permission on the Lease of its election, or without a valid token, says so
