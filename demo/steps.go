@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -81,12 +82,30 @@ func (r *run) list() []step {
 // and this is recorded as a fact; any other failure is an error.
 func (r *run) steps(ctx context.Context) (facts, error) {
 	defer func() { r.stop() }()
+	if err := r.inTurn(ctx); err != nil {
+		return facts{}, r.failed(ctx, err)
+	}
+	return r.facts, nil
+}
+
+// failed adds to an error what happened before it.
+func (r *run) failed(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil: // servers that are stopped fail in all ways
+		return fmt.Errorf("interrupted at %q: %w", r.step.title, ctx.Err())
+	case len(r.facts.Incomplete) > 0:
+		return fmt.Errorf("%s; after that %w", strings.Join(r.facts.Incomplete, "; "), err)
+	}
+	return err
+}
+
+func (r *run) inTurn(ctx context.Context) error {
 	r.enter(step{number: 1, name: "start", title: "start an etcd and three servers, release " + oldRelease})
 	if err := r.cluster.start(ctx); err != nil {
-		return facts{}, err
+		return err
 	}
 	if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(w *world) string { return w.disagreed(r.names()) }); err != nil {
-		return facts{}, err
+		return err
 	}
 	r.facts.Agreements = append(r.facts.Agreements, Agreement{After: "the first start of three servers", ReportsSeconds: seconds(time.Since(r.began)), AgreementSeconds: seconds(time.Since(r.began))})
 	for _, s := range r.list() {
@@ -97,18 +116,12 @@ func (r *run) steps(ctx context.Context) (facts, error) {
 			r.facts.Incomplete = append(r.facts.Incomplete, fmt.Sprintf("%s: %v", s.name, err))
 			break
 		}
-		if ctx.Err() != nil {
-			return facts{}, fmt.Errorf("interrupted at %q: %w", s.title, ctx.Err())
-		}
 		if err != nil {
-			return facts{}, fmt.Errorf("%s: %w", s.title, err)
+			return fmt.Errorf("%s: %w", s.title, err)
 		}
 	}
 	r.enter(step{number: lastStep, name: "proof", title: "read everything back"})
-	if err := r.prove(ctx); err != nil {
-		return facts{}, err
-	}
-	return r.facts, nil
+	return r.prove(ctx)
 }
 
 func (r *run) enter(s step) {

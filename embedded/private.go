@@ -56,23 +56,31 @@ func makeSocketPlace(dataDir string) (socket string, remove func() error, err er
 	target := filepath.Join(privateDirName, EtcdSocketName)
 	socket = filepath.Join(dataDir, target)
 	if len(socket) > maxSocketPath {
-		dir, err := os.MkdirTemp("", farPrefix) // 0700, with a name that nobody can foresee
-		if err != nil {
-			return "", nil, fmt.Errorf("etcd socket: %w", err)
+		if socket, err = farSocket(dataDir); err != nil {
+			return "", nil, err
 		}
-		if dir, err = filepath.Abs(dir); err != nil {
-			return "", nil, fmt.Errorf("etcd socket: %w", err)
-		}
-		socket = filepath.Join(dir, EtcdSocketName)
 		target = socket
-	}
-	if len(socket) > maxSocketPath {
-		return "", nil, fmt.Errorf("the path of the etcd's socket may have at most %d bytes: choose a shorter --data-dir than %s or a shorter TMPDIR than %s", maxSocketPath, dataDir, os.TempDir())
 	}
 	if err := os.Symlink(target, link); err != nil {
 		return "", nil, fmt.Errorf("etcd socket: %w", err)
 	}
 	return socket, func() error { return removeSocket(link) }, nil
+}
+
+// farSocket returns a path for the socket in a new directory, for a data directory whose own path is too long.
+func farSocket(dataDir string) (string, error) {
+	dir, err := os.MkdirTemp("", farPrefix) // 0700, with a name that nobody can foresee
+	if err != nil {
+		return "", fmt.Errorf("etcd socket: %w", err)
+	}
+	far, err := filepath.Abs(filepath.Join(dir, EtcdSocketName))
+	if err == nil && len(far) > maxSocketPath {
+		err = fmt.Errorf("its path may have at most %d bytes: set TMPDIR to a shorter directory than %s, or choose a shorter --data-dir than %s", maxSocketPath, os.TempDir(), dataDir)
+	}
+	if err != nil {
+		return "", errors.Join(fmt.Errorf("etcd socket: %w", err), os.Remove(dir))
+	}
+	return far, nil
 }
 
 // removeSocket removes a link to a socket, or the socket that an older release has put in

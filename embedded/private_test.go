@@ -95,6 +95,12 @@ func TestFarSocket(t *testing.T) {
 	if there := far(); len(there) != 1 || there[0] != filepath.Dir(second) {
 		t.Errorf("beside the directory of %s there is %v", second, there)
 	}
+	temporary := filepath.Join(t.TempDir(), strings.Repeat("long/", 30))
+	must(t, os.MkdirAll(temporary, 0o700))
+	t.Setenv("TMPDIR", temporary)
+	if _, err := StartEtcd(t.Context(), filepath.Join(temporary, "data")); err == nil || !strings.Contains(err.Error(), "set TMPDIR to a shorter directory than "+temporary) || len(far()) > 0 {
+		t.Errorf("without a short directory: %v; left are %v", err, far())
+	}
 	must(t, os.Chmod(filepath.Dir(second), 0o755))
 	if _, err := SocketPath(dataDir); !errors.Is(err, ErrNotPrivate) {
 		t.Errorf("a socket in a directory for everybody: %v", err)

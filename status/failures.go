@@ -261,7 +261,11 @@ func ofReason(r *resource, m *migrationv1alpha1.StorageVersionMigration, reason 
 		}
 		return ofObjects(r, m, n, named, fmt.Sprintf("%s: %s refuses them", kept, webhook), "mend these objects, or the webhook")
 	case migrationv1alpha1.FailureTooLarge:
-		return ofObjects(r, m, n, named, kept+": they are too large for etcd", "make them smaller")
+		do := "make them smaller"
+		if converts(r.crd) {
+			do += ", or see what " + converter(r.crd) + " adds to them"
+		}
+		return ofObjects(r, m, n, named, kept+": they are too large for etcd", do)
 	case migrationv1alpha1.FailureRejected:
 		return rejected(r, m, of, kept, n, named)
 	}

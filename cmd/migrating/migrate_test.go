@@ -42,6 +42,7 @@ func TestResolve(t *testing.T) {
 		"pods":    `"pods" is no resource that is stored; kubectl get storagestates names`,
 		"nothing": `"nothing" is no resource that is stored; kubectl get storagestates names`,
 		"away":    `look for "away": connection refused`,
+		"":        `the name of a resource is empty`,
 	} {
 		gr, err := resolve(name, stored, discovered)
 		if err == nil && gr.String() != want || err != nil && !strings.Contains(err.Error(), want) {

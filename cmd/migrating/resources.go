@@ -126,6 +126,9 @@ func resolve(name string, stored []schema.GroupResource, discover func(string) (
 	case len(found) > 1:
 		return schema.GroupResource{}, fmt.Errorf("%q may be %s: give the name with its group", name, Names(found))
 	}
+	if name == "" {
+		return schema.GroupResource{}, errors.New("the name of a resource is empty; kubectl get storagestates names those that are stored")
+	}
 	gr, err := discover(name)
 	switch {
 	case err == nil && slices.Contains(stored, gr):

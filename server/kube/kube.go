@@ -14,6 +14,7 @@ import (
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-apiserver/app"
 	kubeoptions "k8s.io/kubernetes/cmd/kube-apiserver/app/options"
 	controlplaneapiserver "k8s.io/kubernetes/pkg/controlplane/apiserver"
@@ -32,45 +33,56 @@ import (
 // Run serves until ctx ends, with options that are valid.
 func Run(ctx context.Context, options kubeoptions.CompletedOptions, own *Options) error {
 	s := &server{options: options, own: own}
-	if len(options.Etcd.EtcdServersOverrides) > 0 {
-		return errors.New("--etcd-servers-overrides is not supported: a resource in another etcd than its StorageVersion cannot be fenced; remove the flag")
-	}
-	if options.InformerName == nil {
-		name, err := cache.NewInformerName("kube-apiserver")
-		if err != nil {
-			return err
-		}
-		options.InformerName = name
-	}
 	providers, stopProviders := context.WithCancel(context.Background())
 	defer stopProviders()
-	var err error
-	if s.ring, err = keyring.New(providers, s.keyring()); err != nil {
-		return err
+	etcd, err := s.prepare(ctx, providers)
+	if err != nil && ctx.Err() != nil {
+		klog.FromContext(ctx).V(1).Info("Stopped before it served", "err", err)
+		return nil
 	}
-	// First whether etcd answers at all: kube-apiserver's own code waits for it without a word, and does not say why it gives up.
-	// An egress selector for etcd is known only after that.
-	if options.EgressSelector.ConfigFile == "" {
-		etcd, err := join.Dial(ctx, options.Etcd.StorageConfig)
-		if err != nil {
-			return err
-		}
-		if err := etcd.Close(); err != nil {
-			return err
-		}
-	}
-	if err := s.configure(); err != nil {
-		return err
-	}
-	etcd, err := join.Dial(ctx, options.Etcd.StorageConfig)
 	if err != nil {
 		return err
 	}
-	if err := s.checkStorage(ctx, etcd); err != nil {
-		return errors.Join(err, etcd.Close())
-	}
 	gates.Announce(options.GenericServerRunOptions.ComponentGlobalsRegistry)
 	return errors.Join(s.serve(ctx, etcd), etcd.Close())
+}
+
+// prepare makes the configuration, and checks what is stored. providers lasts as long as the server encrypts.
+func (s *server) prepare(ctx, providers context.Context) (*join.Etcd, error) {
+	if len(s.options.Etcd.EtcdServersOverrides) > 0 {
+		return nil, errors.New("--etcd-servers-overrides is not supported: a resource in another etcd than its StorageVersion cannot be fenced; remove the flag")
+	}
+	var err error
+	if s.options.InformerName == nil {
+		if s.options.InformerName, err = cache.NewInformerName("kube-apiserver"); err != nil {
+			return nil, err
+		}
+	}
+	if s.ring, err = keyring.New(providers, s.keyring()); err != nil {
+		return nil, err
+	}
+	// First whether etcd answers at all: kube-apiserver's own code waits for it without a word, and does not say why it gives up.
+	// An egress selector for etcd is known only after that.
+	if s.options.EgressSelector.ConfigFile == "" {
+		etcd, err := join.Dial(ctx, s.options.Etcd.StorageConfig)
+		if err != nil {
+			return nil, err
+		}
+		if err := etcd.Close(); err != nil {
+			return nil, err
+		}
+	}
+	if err := s.configure(); err != nil {
+		return nil, err
+	}
+	etcd, err := join.Dial(ctx, s.options.Etcd.StorageConfig)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.checkStorage(ctx, etcd); err != nil {
+		return nil, errors.Join(err, etcd.Close())
+	}
+	return etcd, nil
 }
 
 // server is a kube-apiserver that is assembled.

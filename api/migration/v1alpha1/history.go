@@ -77,6 +77,9 @@ func PastOf(m *StorageVersionMigration, stored []agree.Encoding) (Past, bool) {
 		Migration: m.Name, UID: m.UID, Result: string(ended.Type), Reason: ended.Reason, Made: m.Labels[MadeByLabel], User: userOf(m.Annotations[AskedByUserAnnotation]),
 		By: m.Annotations[ClaimedByAnnotation], Began: m.CreationTimestamp, Ended: ended.LastUpdateTime,
 	}
+	if m.Annotations[AttemptAnnotation] != "" { // the label is gone where it was paused, and its target changed
+		p.Made = MadeByTrigger
+	}
 	p.Made = cmp.Or(p.Made, m.Labels[AskedByLabel], creator(m.ManagedFields))
 	if target := TargetOf(m); target != (evolve.Target{}) {
 		p.To = string(target.Encoding)

@@ -42,6 +42,12 @@ func TestHistory(t *testing.T) {
 	if p, _ := migrationv1alpha1.PastOf(m, stored); p.User != "?[2J?"+strings.Repeat("<", 95)+"…" {
 		t.Errorf("told of the user %q", p.User)
 	}
+	freed := m.DeepCopy() // as one of Concord's whose target changed while it was paused
+	freed.Annotations[migrationv1alpha1.AttemptAnnotation] = "2"
+	migrationv1alpha1.Free(freed)
+	if p, _ := migrationv1alpha1.PastOf(freed, stored); p.Made != migrationv1alpha1.MadeByTrigger {
+		t.Errorf("one that Concord made was made by %s", p.Made)
+	}
 	superseded := m.DeepCopy()
 	migrationv1alpha1.SetCondition(superseded, migrationv1alpha1.MigrationFailed, migrationv1alpha1.ReasonCRDChanged, "", metav1.NewTime(began))
 	if p, _ := migrationv1alpha1.PastOf(superseded, stored); p.Result != migrationv1alpha1.PastSuperseded || p.Reason != migrationv1alpha1.ReasonCRDChanged {
