@@ -58,6 +58,9 @@ func Adapt(set *pflag.FlagSet, registry basecompatibility.ComponentGlobalsRegist
 			return err
 		}}
 	}
+	if forward := set.Lookup(runtimeConfigFlag); forward != nil {
+		forward.Usage = "Accepted, and changes nothing: an API version that --runtime-config names is served without it, even if it is newer than the emulated release. Can only be set to true if the emulation version is lower than the binary version."
+	}
 	if set.Lookup(emulationVersionFlag) == nil {
 		alias, given := *emulated, map[string]string{}
 		alias.Name, alias.Usage = emulationVersionFlag, "Alias of --"+emulatedVersionFlag+"."

@@ -233,6 +233,9 @@ func TestKubernetesFlags(t *testing.T) {
 	if usage := merged.Lookup("feature-gates").Usage; !strings.Contains(usage, "StorageVersionAPI") || !strings.Contains(usage, "kube:WatchList=true|false") {
 		t.Errorf("usage: %s", usage)
 	}
+	if usage := merged.Lookup("runtime-config-emulation-forward-compatible").Usage; strings.Contains(usage, "fail to start") {
+		t.Errorf("upstream's usage, which is not true here: %s", usage)
+	}
 }
 
 func must(tb testing.TB, err error) {

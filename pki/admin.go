@@ -6,7 +6,6 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -49,11 +48,7 @@ func (a *authority) ensureAdmin(config Config) (string, error) {
 }
 
 func (a *authority) adminKubeconfig(c Config, certFile, keyFile string) (file string, content []byte, err error) {
-	host := "127.0.0.1"
-	if c.BindAddress != nil && !c.BindAddress.IsUnspecified() {
-		host = c.BindAddress.String()
-	}
-	url := "https://" + net.JoinHostPort(host, fmt.Sprint(c.Port))
+	url := "https://" + c.address()
 	file = filepath.Join(c.Dir, AdminKubeconfigName)
 	if old, err := clientcmd.LoadFromFile(file); err == nil && old.Clusters["concord"] != nil && old.Clusters["concord"].Server != url {
 		file = filepath.Join(c.Dir, fmt.Sprintf("admin-%d.kubeconfig", c.Port))
@@ -66,7 +61,7 @@ func (a *authority) adminKubeconfig(c Config, certFile, keyFile string) (file st
 	if err != nil {
 		return "", nil, err
 	}
-	cluster, err := a.trusting(c.ServingCertFile, host)
+	cluster, err := a.trusting(c.ServingCertFile, c.host())
 	if err != nil {
 		return "", nil, err
 	}

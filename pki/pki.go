@@ -14,6 +14,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -105,6 +106,18 @@ type Certificates struct {
 	SigningKeyFile string
 
 	config Config
+}
+
+// Address is the host and port at which clients on the server's own host reach it.
+func (c *Certificates) Address() string { return c.config.address() }
+
+func (c *Config) address() string { return net.JoinHostPort(c.host(), strconv.Itoa(c.Port)) }
+
+func (c *Config) host() string {
+	if c.BindAddress == nil || c.BindAddress.IsUnspecified() {
+		return "127.0.0.1"
+	}
+	return c.BindAddress.String()
 }
 
 // FrontProxy is a certificate of FrontProxyUser, and the CA that signed it.

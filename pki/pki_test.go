@@ -104,6 +104,21 @@ func TestServingCertificateNamesTheAddress(t *testing.T) {
 	}
 }
 
+// TestAddress: the address that a server tells can be used, and is that of its kubeconfig.
+func TestAddress(t *testing.T) {
+	for _, test := range []struct{ bind, want string }{
+		{"127.0.0.5", "127.0.0.5:7000"}, {"0.0.0.0", "127.0.0.1:7000"}, {"::", "127.0.0.1:7000"}, {"::1", "[::1]:7000"},
+	} {
+		c, err := certificatesOf(t.TempDir(), net.ParseIP(test.bind), 7000)
+		must(t, err)
+		config, err := clientcmd.BuildConfigFromFlags("", c.AdminKubeconfig)
+		must(t, err)
+		if c.Address() != test.want || config.Host != "https://"+test.want {
+			t.Errorf("bound to %s, the address is %s, and %s in the kubeconfig", test.bind, c.Address(), config.Host)
+		}
+	}
+}
+
 func servingCertificate(t *testing.T, c *Certificates) *x509.Certificate {
 	t.Helper()
 	pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)

@@ -42,6 +42,7 @@ func page(root *cobra.Command) ([]byte, error) {
 	var write func(cmd *cobra.Command) error
 	write = func(cmd *cobra.Command) error {
 		cmd.DisableAutoGenTag = true
+		cmd.InitDefaultVersionFlag()
 		fmt.Fprintln(&out)
 		var text bytes.Buffer
 		if err := doc.GenMarkdownCustom(cmd, &text, anchor); err != nil {

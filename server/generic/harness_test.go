@@ -136,6 +136,9 @@ func start(change func(*generic.Options)) (*running, error) {
 	if s.admin, err = clientcmd.BuildConfigFromFlags("", s.Kubeconfig()); err != nil {
 		return nil, errors.Join(err, s.stop())
 	}
+	if s.admin.Host != "https://"+s.Address() {
+		return nil, errors.Join(fmt.Errorf("the server says %s, its kubeconfig %s", s.Address(), s.admin.Host), s.stop())
+	}
 	s.admin.QPS = -1
 	s.kube = kubernetes.NewForConfigOrDie(s.admin)
 	if err := s.awaitReady(); err != nil {

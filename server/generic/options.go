@@ -131,6 +131,8 @@ func (o *Options) addLibraryFlags(fs *pflag.FlagSet) {
 	}
 	fs.Lookup("enable-garbage-collector").Usage = "Run Kubernetes' garbage collector, and let objects that are deleted with propagation policy Foreground or Orphan wait for it."
 	fs.Lookup("secure-port").Usage = "The port on which to serve HTTPS. 0 takes a free one at each start; admin.kubeconfig keeps the first."
+	fs.Lookup("tls-cert-file").Usage = "File with the certificate for HTTPS, followed by the CA's certificate, if any. Without it and --tls-private-key-file the CA in --cert-dir signs one, which is kept there."
+	fs.Lookup("service-account-key-file").Usage = "File with PEM-encoded keys, private or public, RSA or ECDSA, that verify tokens of service accounts; may be given several times. Where sa.key in --cert-dir signs, it verifies, too. Without this flag the key in --service-account-signing-key-file verifies."
 	// Help says the same on every machine.
 	fs.Lookup("max-requests-inflight").DefValue = fmt.Sprintf("%d for each core, %d to 400", seatsPerCore, fewestSeats)
 	fs.Lookup("max-mutating-requests-inflight").DefValue = fmt.Sprintf("%d for each core, %d to 200", seatsPerCore/2, fewestSeats/2)

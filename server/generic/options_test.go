@@ -81,6 +81,17 @@ func TestFlagDefaults(t *testing.T) {
 	}
 }
 
+// TestFlagTexts: the help does not say what is true of kube-apiserver only.
+func TestFlagTexts(t *testing.T) {
+	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
+	generic.NewOptions().AddFlags(fs)
+	for flag, wrong := range map[string]string{"tls-cert-file": "self-signed", "service-account-key-file": "--tls-private-key-file"} {
+		if usage := fs.Lookup(flag).Usage; strings.Contains(usage, wrong) {
+			t.Errorf("--%s: %s", flag, usage)
+		}
+	}
+}
+
 // TestNegativeBound: the error names the wrong flag only.
 func TestNegativeBound(t *testing.T) {
 	o, err := tryParse(t, "--migration-max-objects-per-second=-5")

@@ -53,7 +53,7 @@ type Server struct {
 	kubeconfig string
 }
 
-// Address is the host and port it serves on.
+// Address is the host and port at which clients on its host reach it.
 func (s *Server) Address() string { return s.address }
 
 // Kubeconfig is the administrator's kubeconfig for it.
@@ -198,12 +198,8 @@ func (o *Options) addHooks(chain *aggregatorapiserver.APIAggregator, c *configs,
 	if serving == nil {
 		return nil
 	}
-	_, port, err := c.controlPlane.Generic.SecureServing.HostPort()
-	if err != nil {
-		return err
-	}
 	return last.AddPostStartHook("concord-serving", func(genericapiserver.PostStartHookContext) error {
-		serving(&Server{address: net.JoinHostPort(o.serving().BindAddress.String(), strconv.Itoa(port)), kubeconfig: certs.AdminKubeconfig})
+		serving(&Server{address: certs.Address(), kubeconfig: certs.AdminKubeconfig})
 		return nil
 	})
 }
