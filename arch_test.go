@@ -215,6 +215,29 @@ func TestPackageDocs(t *testing.T) {
 	}
 }
 
+// TestArchitectureLinks: ARCHITECTURE.md, which people begin with, links to every page and stays short.
+func TestArchitectureLinks(t *testing.T) {
+	text, err := os.ReadFile("ARCHITECTURE.md")
+	must(t, err)
+	if words := len(strings.Fields(string(text))); words > 1500 {
+		t.Errorf("ARCHITECTURE.md has %d words, and may have 1500", words)
+	}
+	var pages []string
+	for _, pattern := range []string{"docs/*.md", "docs/reference/*.md", "docs/runbooks/README.md"} {
+		found, err := filepath.Glob(pattern)
+		must(t, err)
+		pages = append(pages, found...)
+	}
+	if len(pages) < 20 {
+		t.Fatalf("found only %v", pages)
+	}
+	for _, page := range pages {
+		if !strings.Contains(string(text), "]("+page+")") {
+			t.Errorf("ARCHITECTURE.md has no link to %s", page)
+		}
+	}
+}
+
 // TestNoJunkDrawers forbids folders with names that say nothing, such as util.
 func TestNoJunkDrawers(t *testing.T) {
 	for _, p := range packages(t) {
