@@ -94,7 +94,11 @@ func (k *Keys) unreadable(ctx context.Context, reader migratestore.Reader, place
 			continue // nor can it be read now
 		}
 		if missing[key] || !k.readsKey(gr, key) {
-			needs = append(needs, fmt.Sprintf("%d of %s %s", counts[key], gr, describeKeys([]string{key})[0]))
+			need := fmt.Sprintf("%d of %s %s", counts[key], gr, describeKeys([]string{key})[0])
+			if key != "" && k.readsKey(gr, key) {
+				need += " (it has another secret under that name)"
+			}
+			needs = append(needs, need)
 		}
 	}
 	return needs, nil
@@ -150,9 +154,13 @@ func (k *Keys) CheckReload(ctx context.Context, etcd migratestore.Reader, layout
 			}
 		}
 		for _, seal := range written {
-			if !exempt(gr) && !k.reads(gr, seal) {
-				return fmt.Errorf("it cannot read %s that are %s, as a server writes them now: keep that key behind the first one until all servers have loaded it", gr, describeKeys([]string{seal.Key()})[0])
+			if exempt(gr) || k.reads(gr, seal) {
+				continue
 			}
+			if seal != "" && k.readsKey(gr, seal.Key()) {
+				return errors.New("it " + otherSecret(gr, seal))
+			}
+			return fmt.Errorf("it cannot read %s that are %s, as a server writes them now: keep that key behind the first one until all servers have loaded it", gr, describeKeys([]string{seal.Key()})[0])
 		}
 	}
 	err = k.refuseUnreadable(ctx, reader, layout, sets, known, present)

@@ -36,7 +36,7 @@ func TestUnreadableStorage(t *testing.T) {
 		refused string
 	}{
 		"the key is there":          {[]agree.Encoding{inOld}, sealedA, "secrets: secretbox b, aescbc a", ""},
-		"the key is missing":        {[]agree.Encoding{inOld}, sealedA, "secrets: secretbox b", "1 of secrets encrypted with aescbc:v1:a"},
+		"the key is missing":        {[]agree.Encoding{inOld}, sealedA, "secrets: secretbox b", "1 of secrets encrypted with aescbc:v1:a: "},
 		"missing, identity first":   {[]agree.Encoding{inOld}, sealedA, "secrets: identity, secretbox b", "1 of secrets encrypted with aescbc:v1:a"},
 		"there is no configuration": {[]agree.Encoding{inOld}, sealedA, "", "1 of secrets encrypted with aescbc:v1:a"},
 		"no value needs the key":    {[]agree.Encoding{inOld}, "", "secrets: secretbox b", ""},
@@ -44,7 +44,7 @@ func TestUnreadableStorage(t *testing.T) {
 		"plain and identity":        {[]agree.Encoding{"v1"}, plain, "secrets: aescbc a, identity", ""},
 		"unknown":                   {[]agree.Encoding{evolve.Unknown}, sealedA, "secrets: identity", "1 of secrets encrypted with aescbc:v1:a"},
 		"an unnamed key":            {[]agree.Encoding{evolve.Unknown}, "k8s:enc:kms:v1:my kms:xxxx", "secrets: identity", "1 of secrets encrypted with ?"},
-		"a secret of its name":      {[]agree.Encoding{agree.Encoding("v1").Sealed(old + "0")}, sealedA, "secrets: aescbc a", "1 of secrets encrypted with aescbc:v1:a"},
+		"a secret of its name":      {[]agree.Encoding{agree.Encoding("v1").Sealed(old + "0")}, sealedA, "secrets: aescbc a", "1 of secrets encrypted with aescbc:v1:a (it has another secret under that name): "},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := values(test.stored...)
@@ -113,6 +113,7 @@ func TestCheckReload(t *testing.T) {
 		"it lacks what nothing needs":     {sealedA, "secrets: aescbc a", "", false},
 		"it lacks something, slowly":      {sealedA, "secrets: aescbc a", "could not all be read", true},
 		"what is lost already stays lost": {sealedLost, "secrets: aescbc a", "", false},
+		"another secret under its name":   {sealedA, "secrets: aescbc a'", "it has another secret under the name aescbc:v1:a, for secrets: give a new key a new name", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			v := storedtest.Agreed(t)
@@ -128,7 +129,8 @@ func TestCheckReload(t *testing.T) {
 			if test.slow {
 				r = endless{Reader: reader, under: stored.ResourcePrefix(prefix, secretsResource, false), cancel: cancel}
 			}
-			err := keysFrom(t, encryptionYAML(test.config)).CheckReload(ctx, r, stored.Layout{Prefix: prefix}, storedtest.Target(t).Resources(), present)
+			config := strings.Replace(encryptionYAML(test.config), `name: "a'"`, `name: "a"`, 1)
+			err := keysFrom(t, config).CheckReload(ctx, r, stored.Layout{Prefix: prefix}, storedtest.Target(t).Resources(), present)
 			if (err != nil) != (test.refused != "") || err != nil && !strings.Contains(err.Error(), test.refused) {
 				t.Errorf("got %v, want %q", err, test.refused)
 			}

@@ -59,6 +59,16 @@ func writesAs(lists map[string][]agree.Seal, gr schema.GroupResource) agree.Seal
 	return ""
 }
 
+// named says whether one of the keys has the name of a seal.
+func named(list []agree.Seal, seal agree.Seal) bool {
+	return seal != "" && slices.ContainsFunc(list, func(s agree.Seal) bool { return s.Key() == seal.Key() })
+}
+
+// otherSecret says of a server or a configuration that it has the seal's name for another secret.
+func otherSecret(gr schema.GroupResource, seal agree.Seal) string {
+	return fmt.Sprintf("has another secret under the name %s, for %s: give a new key a new name", seal.Key(), gr)
+}
+
 // CheckOthers implements stored.Keys: it says why a server must not work with these keys yet: another
 // server could not read what it writes, or has a key first, by its Lease, that is not among these. self is not asked.
 // Without poll every Lease counts;
@@ -114,10 +124,16 @@ func (k *Keys) differs(lease *coordinationv1.Lease, known []schema.GroupResource
 			continue
 		}
 		if seal := k.Writes(gr); !readsAs(lists, gr, seal) {
+			if named(listOf(lists, gr), seal) {
+				return otherSecret(gr, seal)
+			}
 			return fmt.Sprintf("cannot read %s that are %s: have every server load the key behind its first one before any server puts it first",
 				gr, describeKeys([]string{seal.Key()})[0])
 		}
 		if seal := writesAs(lists, gr); !k.reads(gr, seal) {
+			if seal != "" && k.readsKey(gr, seal.Key()) {
+				return otherSecret(gr, seal)
+			}
 			return fmt.Sprintf("writes %s that are %s, which this encryption configuration cannot read: keep that key behind the first one until all servers have loaded it",
 				gr, describeKeys([]string{seal.Key()})[0])
 		}
