@@ -53,6 +53,9 @@ type resource struct {
 	agreement evolve.Target
 	// stored are the encodings that objects may be stored in.
 	stored []agree.Encoding
+	// silenced says that a server which did not report has gone, and that the controllers wait, or have waited, for its
+	// last writes before they begin a migration.
+	silenced bool
 	// unserved says that no server serves the resource, for example after a rollback: all report, and none this one, or
 	// concord controllers asked all.
 	unserved bool
@@ -141,6 +144,7 @@ func (r *resource) settle() {
 	}
 	r.stored = evolve.StoredSet(state, sv)
 	r.agreement, _ = sv.Agreement()
+	_, r.silenced = evolve.Silenced(evolve.Observation{State: state, StorageVersion: sv})
 }
 
 // changed reports whether the StorageState says that it does not account for the definition as it is. The definition's

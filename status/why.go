@@ -352,6 +352,8 @@ func (r *resource) next(a *Answer) string {
 		return "the definition is pruned within seconds; look again with kubectl concord why " + r.String()
 	case a.Blocked && r.crd == nil && r.version == nil:
 		return "concord controllers migrate it when its storage version can have changed, unless they run with --built-in-resources=false (events end by themselves); at once by kubectl concord migrate " + r.String()
+	case a.Blocked && r.silenced:
+		return "a migration begins when --migration-settle (75 s by default) has passed since a server that did not report has gone"
 	case a.Blocked:
 		return "a migration begins by itself; at once by kubectl concord migrate " + r.String()
 	}
