@@ -302,7 +302,11 @@ func keysText(keys []key) string {
 			}
 		}
 		if len(k.Needs) == 0 && len(k.Encrypts) == 0 {
-			text.WriteString("  nothing needs it any more; prove that with concord keys before destroying it\n")
+			before := "destroying it"
+			if k.Key == "identity" {
+				before = "taking it out of the configuration"
+			}
+			text.WriteString(indented("nothing needs it any more; prove that with concord keys before " + before))
 		}
 	}
 	if i := slices.IndexFunc(keys, func(k key) bool { return k.Key == migrationv1alpha1.Unknown }); i >= 0 {

@@ -69,6 +69,15 @@ aescbc:v1:key1:a
   nothing needs it any more; prove that with concord keys before destroying it
 `)
 	wantText(t, keysText(keysOf([]migrationv1alpha1.StorageState{
+		state("secrets", "aescbc:v1:key1:a", nil, []string{"identity"}),
+	})), `
+aescbc:v1:key1:a
+  encrypts secrets
+identity
+  nothing needs it any more; prove that with concord keys before taking it out
+  of the configuration
+`)
+	wantText(t, keysText(keysOf([]migrationv1alpha1.StorageState{
 		state("secrets", migrationv1alpha1.Unknown, []string{"aescbc:v1:key1:a", migrationv1alpha1.Unknown}, nil),
 		state("widgets.example.com", migrationv1alpha1.Unknown, []string{"aescbc:v1:key1:a"}, nil),
 	})), `
