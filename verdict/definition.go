@@ -81,6 +81,9 @@ func OfDefinitions(changes []Change) Report {
 	var untold untold
 	for _, c := range changes {
 		f := c.apply()
+		if c.unsought() && !slices.Contains(r.unsought, f.Resource) {
+			r.unsought = append(r.unsought, f.Resource)
+		}
 		c.follow(&f)
 		untold.add(f, c.Stored)
 		if c.Present != nil {
@@ -104,6 +107,9 @@ func (c Change) apply() compat.Finding {
 		return f
 	case c.Present == nil && !c.left():
 		f.Verdict, f.Reason = compat.Safe, "there is no such definition yet"
+		if c.unsought() {
+			f.Reason += "; objects that an earlier one has left were not looked for"
+		}
 		return f
 	case c.Present == nil:
 		c.Present = &Definition{Resource: c.Wanted.Resource, Storage: c.Wanted.Storage}
@@ -158,6 +164,12 @@ func (c Change) follow(f *compat.Finding) {
 func (c Change) left() bool {
 	census := c.Stored.Census
 	return len(c.Stored.Encodings) > 0 || census != nil && (len(census.Objects) > 0 || census.Encrypted+census.Unreadable > 0 || census.Partial != "")
+}
+
+// unsought says that nobody has looked for objects that an earlier definition has left: a server counts none without a
+// definition.
+func (c Change) unsought() bool {
+	return c.Present == nil && !c.Unread && !c.left() && c.Stored.Census == nil
 }
 
 func howMany(n int64) string {

@@ -34,6 +34,8 @@ type Report struct {
 
 	// warns is the line above the warnings; empty for that of servers.
 	warns string
+	// unsought are new definitions of which nobody has looked for objects that an earlier one has left.
+	unsought []string
 }
 
 // named is how many resources and objects are named; the rest is counted.
@@ -81,7 +83,8 @@ func (r *Report) count(f compat.Finding, s compat.Stored) {
 	}
 }
 
-// unread says for how many resources not all raw values were read; "" if there are none.
+// unread says for how many resources not all raw values were read, and where objects were not looked for; "" if there are
+// none.
 func (r Report) unread() string {
 	var all []string
 	if r.Remembered > 0 {
@@ -89,6 +92,9 @@ func (r Report) unread() string {
 	}
 	if r.Unseen > 0 {
 		all = append(all, fmt.Sprintf("Of %d of %d resources nothing is remembered, and nobody has looked at raw values.", r.Unseen, len(r.Resources)))
+	}
+	if len(r.unsought) > 0 {
+		all = append(all, fmt.Sprintf("Objects that an earlier definition of %s may have left in etcd were not looked for: concord preflight --etcd-servers looks for them.", firstOf(r.unsought, int64(len(r.unsought)))))
 	}
 	return strings.Join(all, " ")
 }

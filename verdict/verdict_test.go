@@ -111,7 +111,7 @@ func TestDefinitions(t *testing.T) {
 		want            compat.Safety
 		reason          string
 	}{
-		"new":                              {only2, nil, nil, false, nil, compat.Safe, "there is no such definition yet"},
+		"new":                              {only2, nil, nil, false, nil, compat.Safe, "there is no such definition yet; objects that an earlier one has left were not looked for"},
 		"as it is":                         {both, both, []string{"example.com/v1"}, false, census(3, 0), compat.Safe, "it keeps every version that is stored"},
 		"the storage version moves":        {moved, both, []string{"example.com/v1"}, false, census(3, 0), compat.Safe, "the storage version moves from v1 to v2"},
 		"drops what is stored":             {only2, both, []string{"example.com/v1"}, false, census(3, 5), compat.Unsafe, "it drops example.com/v1, in which objects are stored (3)"},
@@ -124,7 +124,7 @@ func TestDefinitions(t *testing.T) {
 		"new, over objects that are left":    {only2, nil, nil, false, census(1, 0), compat.Unsafe, "it drops example.com/v1, in which objects are stored (1)"},
 		"new, over what was stored before":   {only2, nil, []string{"example.com/v1"}, true, nil, compat.Unsafe, "it drops example.com/v1, in which objects may be stored"},
 		"new, over what it can read":         {only2, nil, []string{"example.com/v2"}, true, nil, compat.CouldNotTell, "raw values were not read"},
-		"new, where nobody reports":          {only2, nil, nil, true, nil, compat.Safe, "there is no such definition yet"},
+		"new, where nobody reports":          {only2, nil, nil, true, nil, compat.Safe, "there is no such definition yet; objects that"},
 		"new, over objects that it can read": {only2, nil, nil, false, census(0, 1), compat.Safe, "it keeps every version that is stored"},
 	} {
 		change := verdict.Change{Wanted: test.wanted, Present: test.present, Stored: compat.Stored{Resource: widgets, Encodings: test.stored, Unknown: test.unknown, Census: test.census}}
@@ -134,6 +134,25 @@ func TestDefinitions(t *testing.T) {
 		}
 		if (r.Do == "") != (r.Verdict == compat.Safe) {
 			t.Errorf("%s: what to do is %q", name, r.Do)
+		}
+	}
+}
+
+// TestNewDefinition: where no definition is present and nobody counted, text and SARIF say beside "safe" that objects
+// which an earlier definition has left were not looked for.
+func TestNewDefinition(t *testing.T) {
+	const told = "Objects that an earlier definition of widgets.example.com may have left in etcd were not looked for: "
+	for census, want := range map[*compat.StoredCensus]bool{nil: true, {}: false} {
+		change := verdict.Change{Wanted: &verdict.Definition{Resource: widgets, Versions: []string{"v2"}, Storage: "v2"}, Stored: compat.Stored{Resource: widgets, Census: census}}
+		r := verdict.OfDefinitions([]verdict.Change{change, change})
+		if r.Verdict != compat.Safe || strings.Contains(r.Resources[0].Reason, "not looked for") != want {
+			t.Errorf("with the census %v the report is %+v", census, r)
+		}
+		for _, format := range []string{"text", "sarif"} {
+			var text strings.Builder
+			if err := r.Write(&text, format, false); err != nil || strings.Contains(strings.ReplaceAll(text.String(), "\n", " "), told) != want {
+				t.Errorf("%s with the census %v is, %v,\n%s", format, census, err, text.String())
+			}
 		}
 	}
 }
