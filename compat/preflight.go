@@ -104,6 +104,8 @@ type Target struct {
 	resources map[schema.GroupResource]reading
 	// silent explains why the target cannot decode an encoding about which nothing is known.
 	silent string
+	// compatible says that servers of this binary may have the target as their minimum compatibility version.
+	compatible bool
 }
 
 // reading is how a target reads one resource.
@@ -118,6 +120,8 @@ type reading struct {
 type versionReading struct {
 	encoding string
 	decoded  bool
+	// newer says that it was introduced after the target.
+	newer bool
 	// why it is not decoded, or that the next release will not.
 	why string
 }
@@ -165,6 +169,7 @@ func (r ResourcePlan) readings() []versionReading {
 func ReleaseTarget(lifecycles []Lifecycle, release *version.Version) *Target {
 	release = minor(release)
 	t := &Target{Name: release.String(), resources: map[schema.GroupResource]reading{}, silent: "no release is known to have it"}
+	t.compatible = contains(AllowedMinCompatibility(BinaryVersion(), BinaryVersion()), release)
 	rows := slices.Clone(lifecycles)
 	slices.SortFunc(rows, compareLifecycles)
 	shared := map[string][]versionReading{}
@@ -191,7 +196,7 @@ func readingAt(l Lifecycle, release *version.Version) versionReading {
 	r := versionReading{encoding: l.GroupVersion().String()}
 	switch {
 	case !l.introducedBy(release):
-		r.why = "introduced in " + l.Introduced.String()
+		r.newer, r.why = true, "introduced in "+l.Introduced.String()
 	case l.removedBy(release) && !l.Kept:
 		r.why = "removed in " + l.Removed.String()
 	case l.Gone && l.Removed == nil:
@@ -232,6 +237,13 @@ func (t *Target) Resources() []schema.GroupResource {
 	return slices.SortedFunc(maps.Keys(t.resources), func(a, b schema.GroupResource) int {
 		return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
 	})
+}
+
+// Avoidable says whether servers of this binary do not store the encoding of a resource if the target is their minimum
+// compatibility version.
+func (t *Target) Avoidable(gr schema.GroupResource, encoding string) bool {
+	v, _ := t.decodes(t.resources[gr], encoding)
+	return t.compatible && v.newer
 }
 
 // Judge says whether the target decodes every encoding in which objects of the resource may be stored.
@@ -387,10 +399,14 @@ func (s Stored) uncertain() string {
 
 // counted returns how many objects have an encoding, if they were counted.
 func (s Stored) counted(encoding string) string {
-	if s.Census == nil || s.Census.Objects[encoding] == 0 {
-		return ""
+	switch {
+	case s.Census == nil:
+	case s.Census.Objects[encoding] > 0:
+		return fmt.Sprintf("; %d stored", s.Census.Objects[encoding])
+	case s.Census.complete() && slices.Contains(s.Reported, encoding):
+		return "; none stored, but servers write it"
 	}
-	return fmt.Sprintf("; %d stored", s.Census.Objects[encoding])
+	return ""
 }
 
 func objects(n int64) string {

@@ -60,16 +60,61 @@ const (
 // OfServer judges whether a server may start on the objects that may be stored.
 func OfServer(target *compat.Target, stored []compat.Stored) Report {
 	r := Report{Target: target.Name, Covers: warnsNothing}
+	var ways ways
 	var untold untold
 	for _, s := range stored {
 		f := target.Judge(s)
+		ways.add(target, f, s)
 		untold.add(f, s)
 		r.count(f, s)
 		r.Resources = append(r.Resources, f)
 	}
-	return r.settled("choose versions whose storage it reads (concord apis tells) and wait until the migrations are done",
+	return r.settled(ways.do(target.Name),
 		untold.do("wait until migrations are done (kubectl concord status tells), or let raw values be read: concord preflight --etcd-servers or --data-dir",
 			"wait until migrations are done (kubectl concord status tells)"))
+}
+
+// ways collects what makes a server safe to start.
+type ways struct {
+	// definitions lack encodings that are stored, and lacked are those of the first one.
+	definitions []string
+	lacked      []string
+	// avoidable says that servers of this binary need not store some encodings, and other that there are more.
+	avoidable, other bool
+}
+
+func (w *ways) add(target *compat.Target, f compat.Finding, s compat.Stored) {
+	switch {
+	case f.Verdict != compat.Unsafe:
+	case s.CRD != nil:
+		if w.definitions = append(w.definitions, f.Resource); len(w.definitions) == 1 {
+			w.lacked = f.Undecodable
+		}
+	default:
+		for _, e := range f.Undecodable {
+			avoidable := target.Avoidable(s.Resource, e)
+			w.avoidable, w.other = w.avoidable || avoidable, w.other || !avoidable
+		}
+	}
+}
+
+// do returns the advice for each of them.
+func (w ways) do(release string) string {
+	var all []string
+	if w.avoidable {
+		all = append(all, fmt.Sprintf("run the servers with --min-compatibility-version=%[1]s, so that they store what %[1]s reads, and wait until the migrations are done", release))
+	}
+	if w.other {
+		all = append(all, "choose versions whose storage it reads (concord apis tells) and wait until the migrations are done")
+	}
+	switch len(w.definitions) {
+	case 0:
+	case 1:
+		all = append(all, fmt.Sprintf("put %s back into spec.versions of the CustomResourceDefinition %s (served: false and storage: false will do)", strings.Join(w.lacked, " and "), w.definitions[0]))
+	default:
+		all = append(all, fmt.Sprintf("put what they lack back into spec.versions of the CustomResourceDefinitions %s (served: false and storage: false will do)", firstOf(w.definitions, int64(len(w.definitions)))))
+	}
+	return strings.Join(all, "; ")
 }
 
 // count counts a resource whose raw values were not all read.

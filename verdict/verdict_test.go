@@ -157,6 +157,45 @@ func TestNewDefinition(t *testing.T) {
 	}
 }
 
+// TestWays: the advice goes by what makes each resource unsafe.
+func TestWays(t *testing.T) {
+	const flag, choose = "run the servers with --min-compatibility-version=1.35, so that they store what 1.35 reads, and wait until the migrations are done", "choose versions whose storage it reads"
+	policies := func(encodings ...string) compat.Stored {
+		s := compat.Stored{Resource: schema.GroupResource{Group: admission, Resource: "mutatingadmissionpolicies"}, Census: &compat.StoredCensus{Objects: map[string]int64{}}}
+		for _, e := range encodings {
+			s.Census.Objects[admission+"/"+e] = 1
+		}
+		return s
+	}
+	reported := policies()
+	reported.Reported = []string{admission + "/v1"}
+	sealed := reported
+	sealed.Census = &compat.StoredCensus{Encrypted: 1}
+	custom := func(gr schema.GroupResource) compat.Stored {
+		return compat.Stored{Resource: gr, Encodings: []string{"example.com/v1", "example.com/v3"}, CRD: &compat.StoredCRD{Versions: []string{"example.com/v3"}}}
+	}
+	gears := custom(schema.GroupResource{Group: "example.com", Resource: "gears"})
+	for name, test := range map[string]struct {
+		release    string
+		stored     []compat.Stored
+		reason, do string
+	}{
+		"stored in what is newer":       {"1.35", []compat.Stored{policies("v1")}, "1.35 cannot decode " + admission + "/v1 (introduced in 1.36; 1 stored)", flag},
+		"written, and none stored":      {"1.35", []compat.Stored{reported}, "1.35 cannot decode " + admission + "/v1 (introduced in 1.36; none stored, but servers write it)", flag},
+		"written, and values encrypted": {"1.35", []compat.Stored{sealed}, "1.35 cannot decode " + admission + "/v1 (introduced in 1.36)", flag},
+		"stored in what no release has": {"1.35", []compat.Stored{policies("v9")}, "1.35 cannot decode " + admission + "/v9 (no release is known to have it; 1 stored)", choose + " (concord apis tells) and wait until the migrations are done"},
+		"no value of the flag":          {"1.33", []compat.Stored{{Resource: schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}, Encodings: []string{"resource.k8s.io/v1"}}}, "1.33 cannot decode resource.k8s.io/v1 (introduced in 1.34)", choose + " (concord apis tells) and wait until the migrations are done"},
+		"a definition lacks a version":  {"1.35", []compat.Stored{custom(widgets)}, "its CustomResourceDefinition cannot decode example.com/v1 (not among its versions)", "put example.com/v1 back into spec.versions of the CustomResourceDefinition widgets.example.com (served: false and storage: false will do)"},
+		"two lack one, and another":     {"1.35", []compat.Stored{custom(widgets), gears, policies("v1")}, "its CustomResourceDefinition cannot", flag + "; put what they lack back into spec.versions of the CustomResourceDefinitions widgets.example.com, gears.example.com (served: false and storage: false will do)"},
+	} {
+		r := verdict.OfServer(compat.ReleaseTarget(verdict.Lifecycles(), version.MustParseMajorMinor(test.release)), test.stored)
+		slices.SortFunc(r.Resources, func(a, b compat.Finding) int { return strings.Compare(b.Reason, a.Reason) })
+		if r.Verdict != compat.Unsafe || !strings.HasPrefix(r.Resources[0].Reason, test.reason) || r.Do != test.do {
+			t.Errorf("%s: %s, %q; what to do is\n%s\nwant %q,\n%s", name, r.Verdict, r.Resources[0].Reason, r.Do, test.reason, test.do)
+		}
+	}
+}
+
 // TestEvidence: for each resource, the migration that ended last counts.
 func TestEvidence(t *testing.T) {
 	migration := func(name string, hour int, succeeded bool) migrationv1alpha1.StorageVersionMigration {

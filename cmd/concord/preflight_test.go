@@ -408,7 +408,7 @@ func TestPreflightTable(t *testing.T) {
 		"  stored as " + admission + "/v1,\n  " + admission + "/v1beta1\n  1.35 cannot decode " + admission + "/v1 (introduced in 1.36)\n",
 		"\n  it is not known which releases decode it\n",
 		" resources are safe.\n",
-		"What to do: choose versions whose storage it reads",
+		"What to do: run the servers with --min-compatibility-version=1.35, so that they\nstore what 1.35 reads, and wait",
 		"This covers whether every stored object can be decoded, and warns of CEL",
 	} {
 		if !strings.Contains(out, want) {
