@@ -268,7 +268,7 @@ func TestPreflightInEtcd(t *testing.T) {
 		"this binary": {preflightCase: preflightCase{to: "1.37", code: 0, reasons: map[string]string{
 			policies.String(): "stored as " + admission + "/v1 from then on"}}},
 		"back, with a newer version stored": {func(c *cluster, _ map[string]string) { c.set(policies, v1beta1, v1) },
-			preflightCase{to: "1.35", code: 2, reasons: map[string]string{policies.String(): "unsafe: 1.35 cannot decode " + admission + "/v1 (introduced in 1.36)"}}},
+			preflightCase{to: "1.35", code: 2, reasons: map[string]string{policies.String(): "unsafe: 1.35 cannot decode " + admission + "/v1 (introduced in 1.36; none stored, but servers write it)"}}},
 		"Unknown, older values": {func(c *cluster, _ map[string]string) { c.set(policies, evolve.Unknown, v1beta1) },
 			preflightCase{to: "1.35", code: 0}},
 		"Unknown, newer values": {func(c *cluster, v map[string]string) {
