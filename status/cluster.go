@@ -84,7 +84,7 @@ func Of(o Observed) Cluster {
 			c.NothingKnown = append(c.NothingKnown, r.String())
 		case r.unserved && len(r.stored) > 0:
 			c.Unserved = append(c.Unserved, r.String())
-		case r.unseen() && misnamed(r).Kind == "":
+		case r.unseen() && x.misnamed(r).Kind == "":
 			c.Unseen = append(c.Unseen, r.String())
 		}
 		for _, server := range x.waitsFor(r) {
@@ -177,15 +177,16 @@ func (x *index) problems(r *resource) []Problem {
 			add(p)
 		}
 	}
-	add(misnamed(r))
+	add(x.misnamed(r))
 	add(held(r))
 	add(unpruned(r))
 	return problems
 }
 
-// misnamed is the problem that no server serves a definition, because another one has its names.
-func misnamed(r *resource) Problem {
-	if !r.unseen() || r.crd.Spec.Versions == nil { // or of which only the metadata was read
+// misnamed is the problem that no server serves a definition, because another one has its names. It is not looked for
+// where nobody has looked at any definition.
+func (x *index) misnamed(r *resource) Problem {
+	if !r.unseen() || len(x.States) == 0 {
 		return Problem{}
 	}
 	conflict := apihelpers.FindCRDCondition(r.crd, apiextensionsv1.NamesAccepted)

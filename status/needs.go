@@ -26,7 +26,7 @@ func (o Observed) Needs() (names []string) {
 		r := x.get(migrationv1alpha1.ResourceOf(crd))
 		_, prunes := crd.Annotations[observed.PruneAnnotation]
 		refused := r.state != nil && r.state.Annotations[migrationv1alpha1.PruneRefusedAnnotation] != ""
-		if prunes || refused || r.changed() || r.unseen() || migrationv1alpha1.Held(crd.Annotations) || len(x.problems(r)) > 0 {
+		if prunes || refused || r.changed() || r.unseen() && len(o.States) > 0 || migrationv1alpha1.Held(crd.Annotations) || len(x.problems(r)) > 0 {
 			names = append(names, crd.Name)
 		}
 	}
