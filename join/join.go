@@ -51,7 +51,7 @@ import (
 	"github.com/concord-dev/concord/member/hosting"
 )
 
-// Config says how a server takes part. Fields without "default" have to be set.
+// Config says how a server takes part. A field has to be set unless its text names a default, or what nil, 0 or empty means.
 type Config struct {
 	// Host reaches the cluster that an aggregated API server belongs to. Such a server takes part in the protocol in
 	// its own etcd, and also reports to its host. Default nil: the server belongs to a control plane.

@@ -48,8 +48,18 @@ func (x *index) unready() Problem {
 		Text: "the kube-apiserver that answered is not ready: its /readyz fails: " + strings.Join(x.FailedChecks, ", "),
 		Do:   "see its log, and kubectl get --raw '/readyz?verbose', which the others answer by --server",
 	}
+	if slices.Contains(x.FailedChecks, outOfSpace) {
+		p.Text = fmt.Sprintf("etcd is out of space (alarm NOSPACE; /readyz fails: %s): writes are refused", strings.Join(x.FailedChecks, ", "))
+		p.Do = makeRoom
+	}
 	return x.restored(p)
 }
+
+const (
+	// outOfSpace is the check of /readyz that fails while etcd's alarm NOSPACE is raised, and makeRoom what to do then.
+	outOfSpace = "etcd-space"
+	makeRoom   = "delete no Lease and restart no server: objects can be deleted through those that run. Then etcdctl compact and defrag, or a larger quota, and etcdctl alarm disarm (docs/runbooks/ConcordEtcdNoSpace.md)"
+)
 
 // restored is the problem p, or the reason of it that etcd went back to an older revision.
 func (x *index) restored(p Problem) Problem {
@@ -76,9 +86,9 @@ func (x *index) unrenewed() Problem {
 	if len(x.FailedChecks) > 0 {
 		p.Text += "; its /readyz fails: " + strings.Join(x.FailedChecks, ", ")
 	}
-	if slices.Contains(x.FailedChecks, "etcd-space") {
+	if slices.Contains(x.FailedChecks, outOfSpace) {
 		p.Text = fmt.Sprintf("etcd is out of space (alarm NOSPACE; /readyz fails: %s): no server has renewed its Lease for %s", strings.Join(x.FailedChecks, ", "), duration.HumanDuration(least))
-		p.Do = "delete no Lease and restart no server: objects can be deleted through those that run. Then etcdctl compact and defrag, or a larger quota, and etcdctl alarm disarm (docs/runbooks/ConcordEtcdNoSpace.md)"
+		p.Do = makeRoom
 	}
 	return x.restored(p)
 }
