@@ -22,7 +22,7 @@ const (
 
 // Participants are the servers whose identity Lease exists. The zero value has none.
 //
-// A silent one never reports (DESIGN 3.8), and writes in an encoding that the others do not
+// A silent one never reports, and writes in an encoding that the others do not
 // know. They report Unknown in its stead, in every StorageVersion: so there is no agreement
 // while its Lease exists, the epoch rises when it comes and goes, and stored sets gain
 // Unknown.

@@ -178,7 +178,7 @@ func Starts(actions []Action) bool {
 
 // Dependent says whether an action must not follow one that failed: the state is written
 // before migrations are touched, and the old ones are gone before one is made or the state
-// is deleted (DESIGN 3.5).
+// is deleted.
 func Dependent(a Action) bool {
 	switch a := a.(type) {
 	case WriteState:

@@ -305,7 +305,7 @@ func decidePrune(o Observation, target Target) []Action {
 }
 
 // decideKeep puts versions back into a CRD's status.storedVersions that another program, such as another migrator, has
-// removed too early; otherwise they could be removed from the spec, and their objects could not be read any more (I8).
+// removed too early; otherwise they could be removed from the spec, and their objects could not be read any more.
 // While the stored set has Unknown these are all versions that storedVersions were seen to name. A version that is no
 // longer in the spec cannot be put back.
 func decideKeep(o Observation) []Action {

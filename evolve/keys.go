@@ -41,7 +41,7 @@ func Encrypts(encodings []agree.Encoding) bool {
 
 // removable returns the keys that were reported since the StorageVersion exists, Identity
 // among them, and that no object in the stored set needs. That follows from the meaning of the
-// stored set (design 3.7, I1 and I4): an encoding leaves it only by a migration after which no
+// stored set: an encoding leaves it only by a migration after which no
 // object had it, and enters it before it can be relied on that none has. There is none
 // where nothing was ever encrypted, and while the stored set holds Unknown.
 func removable(h agree.History, stored []agree.Encoding) []string {

@@ -4,7 +4,7 @@ import "github.com/concord-dev/concord/agree"
 
 // StoredSet returns the encodings that objects may be stored in, for a reader such as a starting
 // server: the stored set of the StorageState, and the encodings that the StorageVersion says
-// were reported since (invariant I1). It holds Unknown where objects may have encodings that
+// were reported since. It holds Unknown where objects may have encodings that
 // nobody can name. Either argument may be nil: the object does not exist, or cannot be read. The
 // StorageState was read first.
 func StoredSet(state *State, sv *StorageVersion) []agree.Encoding {

@@ -44,7 +44,7 @@ const (
 
 // reconnect makes all servers find an etcd that is back within about a second. By
 // default attempts are up to two minutes apart after a long outage; a server that found
-// etcd early could then take the others, which still wait, for dead (DESIGN 3.4).
+// etcd early could then take the others, which still wait, for dead.
 var reconnect = grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
 	MinConnectTimeout: 5 * time.Second,

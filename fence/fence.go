@@ -1,4 +1,4 @@
-// Package fence puts the permission to write into every write transaction (DESIGN 3.2).
+// Package fence puts the permission to write into every write transaction.
 //
 // It provides the storage decorator through which built-in and custom resources alike
 // get their storage. A store is built for one encoding; each of its puts also compares

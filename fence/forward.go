@@ -19,7 +19,7 @@ const recheck = 10 * time.Millisecond
 var errWaitedTooLong = errors.New("waited too long")
 
 // forwarder runs writes that find their store superseded again on a newer store of
-// the same resource and served version (DESIGN 3.3). Nothing was written by then, and
+// the same resource and served version. Nothing was written by then, and
 // storage.Interface already asks callers of GuaranteedUpdate for functions that can be run
 // again.
 //

@@ -17,9 +17,8 @@ import (
 // Concord's own feature gates. They are a component of their own in the libraries' registry: upstream has a gate StorageVersionAPI too, an
 // alpha one.
 const (
-	// StorageVersionAPI is section 3 of the design: the StorageVersion API, gate, fence, collector, trigger and
-	// rewriting. Without it the server's identity Lease says so, and there is no agreement while the server lives
-	// (DESIGN 3.8).
+	// StorageVersionAPI is the protocol: the StorageVersion API, gate, fence, collector, trigger and
+	// rewriting. Without it the server's identity Lease says so, and there is no agreement while the server lives.
 	StorageVersionAPI featuregate.Feature = "StorageVersionAPI"
 	// CompatibilityVersions lets the server emulate an older release (KEP-4330). Without it the version flags are
 	// refused, and /version does not show an emulated version.

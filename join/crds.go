@@ -141,7 +141,7 @@ func (d *definitions) get(gr schema.GroupResource) *apiextensionsv1.CustomResour
 var rebuildBackoff = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Steps: 10, Cap: time.Second}
 
 // rebuild makes the custom resource's new handler exist, by lists that the handler's
-// builder answers (DESIGN 3.3). The old handler may answer the first of them: it is
+// builder answers. The old handler may answer the first of them: it is
 // listed until the newest store writes what the definition says.
 func (d *definitions) rebuild(ctx context.Context, crd string, gr schema.GroupResource, served string) {
 	gv, err := schema.ParseGroupVersion(served)

@@ -1,7 +1,7 @@
 // Package join makes an API server that is built on k8s.io/apiserver a member of a Concord
 // cluster: it reports in which version it stores every resource, lets no write in before that
-// is known, fences every write, migrates stored objects and leaves in good order (DESIGN
-// section 3). It compiles nothing of k8s.io/kubernetes.
+// is known, fences every write, migrates stored objects and leaves in good order. It compiles
+// nothing of k8s.io/kubernetes.
 //
 // A server joins by a few calls between its configuration and its start:
 //
@@ -87,7 +87,7 @@ type Config struct {
 	// this one does not; default none.
 	Kinds map[schema.GroupResource]string
 	// Silent has the server report nothing and erase all StorageVersions before it serves, as
-	// with the feature gate StorageVersionAPI off (DESIGN 3.8); default false.
+	// with the feature gate StorageVersionAPI off; default false.
 	Silent bool
 
 	// IdentityLeaseDuration is how long the server counts as alive without a renewal, in whole

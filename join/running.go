@@ -239,7 +239,7 @@ func (r *running) begin() (departed bool) {
 }
 
 // depart is the pre-shutdown hook: the controllers end, no new writes begin, the last ones finish, and the reports are
-// dropped with the Lease (DESIGN 3.4). The server still listens meanwhile, and takes the last writes of the
+// dropped with the Lease. The server still listens meanwhile, and takes the last writes of the
 // controllers, with which they give up migrations and elections. While etcd is unreachable or accepts no puts none of
 // that is possible; then the server leaves as if it had crashed.
 func (r *running) depart() error {

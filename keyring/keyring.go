@@ -159,7 +159,7 @@ func (r *Ring) changed() {
 var unfenced = storageversion.Unfenced()
 
 // exempt reports whether a resource is written unencrypted whatever the configuration says. This holds for the three
-// resources that the fence does not bind (DESIGN 3.1): nobody could prove of them that no server writes with an old
+// resources that the fence does not bind: nobody could prove of them that no server writes with an old
 // key. A server other than Concord's may have encrypted them; the keys of the configuration still decrypt such values.
 func exempt(gr schema.GroupResource) bool { return unfenced.Has(gr) }
 

@@ -36,7 +36,7 @@ func (m *Member) worthLists(claims int) bool {
 }
 
 // reportMany works on claims with lists: of the StorageVersions and then the participants
-// before the reports (DESIGN 3.1.2), and of the CRDs after them (3.1.3).
+// before the reports, and of the CRDs after them.
 func (m *Member) reportMany(ctx context.Context, claims []claim) []error {
 	if err := m.within(ctx, m.limit(claims...), func(ctx context.Context) error { return m.recheckMany(ctx, claims) }); err != nil {
 		m.release(claims, err)
@@ -61,7 +61,7 @@ func (m *Member) reportMany(ctx context.Context, claims []claim) []error {
 }
 
 // placeMany makes the reports of claims stand: it lists the StorageVersions, creates missing ones, and then lists the
-// participants (DESIGN 3.1.2). It returns the claims whose CRDs have to be read, and gives back all others. If err is
+// participants. It returns the claims whose CRDs have to be read, and gives back all others. If err is
 // not nil, nothing could be read.
 func (m *Member) placeMany(ctx context.Context, claims []claim) (unchecked []claim, failed []error, err error) {
 	limit := m.limit(claims...)

@@ -1,4 +1,4 @@
-// Package member is one API server's part of KEP-2339 (DESIGN 3.1 to 3.4): it registers
+// Package member is one API server's part of KEP-2339: it registers
 // the server by an identity Lease, reports what the server encodes, and hands out and
 // withdraws the permission to write that a standing report is.
 //
@@ -53,7 +53,7 @@ type Config struct {
 	// Bury deletes a server's Lease and drops its reports; Depart calls it until it
 	// returns nil. Package controller/collect has the implementation.
 	Bury func(ctx context.Context, id agree.ServerID) error
-	// Erase, if not nil, makes this the Member of a server whose feature gate StorageVersionAPI is off (DESIGN 3.8):
+	// Erase, if not nil, makes this the Member of a server whose feature gate StorageVersionAPI is off:
 	// its identity Lease says so and it reports nothing. Erase deletes all StorageVersions, however many there are,
 	// and is called for every registration. Until it has returned nil, Admit lets no write pass except those that
 	// registering needs. Bury is not called.
@@ -89,7 +89,7 @@ type Config struct {
 	CustomResourcesKnown func() bool
 	// Rebuild is called, outside all locks, after a custom resource has opened in another
 	// encoding than this server had open before, with a served group/version: the server
-	// builds the new handler by a loopback list (DESIGN 3.3). Nil means nothing is done.
+	// builds the new handler by a loopback list. Nil means nothing is done.
 	Rebuild func(ctx context.Context, crd string, gr schema.GroupResource, served string)
 
 	// Clock is the real one by default.

@@ -117,7 +117,7 @@ func (s *state) forget(uid types.UID, version int64) bool {
 // at the start are known: they come in quick succession.
 const gatherTime = 10 * time.Millisecond
 
-// ObserveCRD handles an event of a CRD: it records what has to be reported and wakes a worker (DESIGN 3.3). Events may
+// ObserveCRD handles an event of a CRD: it records what has to be reported and wakes a worker. Events may
 // be late, repeated, or older than a CRD that was already read. It never blocks.
 func (m *Member) ObserveCRD(crd *apiextensionsv1.CustomResourceDefinition) {
 	d, err := define(crd)
@@ -234,7 +234,7 @@ func (m *Member) listCRDs(ctx context.Context) (map[string]*definition, error) {
 	}
 }
 
-// check reads the CRD after the report was made (DESIGN 3.1.3, necessary: the
+// check reads the CRD after the report was made (necessary: the
 // reported encoding may come from a late event, and the CRD's storedVersions be pruned of it).
 func (m *Member) check(ctx context.Context, c claim) error {
 	if m.isChecked(c) {

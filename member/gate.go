@@ -33,7 +33,7 @@ func (r Request) Writes() bool {
 // unfenced are also the resources that the server itself writes to make its reports.
 var unfenced = storageversion.Unfenced()
 
-// Gate is the filter of DESIGN 3.1: it passes writes to a built-in resource that this server has not reported to
+// Gate passes writes to a built-in resource that this server has not reported to
 // reject, with a 503 that carries RetryAfterSeconds. info describes a request; if it returns false the request is
 // refused.
 func (m *Member) Gate(next http.Handler, info func(*http.Request) (Request, bool), reject func(http.ResponseWriter, *http.Request, error)) http.Handler {

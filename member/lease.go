@@ -41,7 +41,7 @@ type registration struct {
 	renewal   error // see LastRenewal
 }
 
-// Register makes a new ID and creates its identity Lease (DESIGN 3.1.1), and the
+// Register makes a new ID and creates its identity Lease, and the
 // namespace if it must. All permits of an earlier registration are closed. If the
 // outcome is not known the next attempt uses another ID, and the collector takes a
 // Lease that may have been left; but see Config.SameID.
@@ -150,7 +150,7 @@ func tell(lease *coordinationv1.Lease, annotation, text string) {
 // Renew writes the present time to the identity Lease, the server's Encryption, and
 // once every resource is reported the "reported" annotation. ErrLeaseGone means that the server is no
 // participant any more and all its permits are closed; any other error says nothing
-// about the Lease (DESIGN 3.1.2: unknown, never gone). Where others wait for this server's
+// about the Lease (unknown, never gone). Where others wait for this server's
 // reports because of that annotation, it is then looked whether they stand.
 func (m *Member) Renew(ctx context.Context) error {
 	m.leaseMu.Lock()
@@ -309,7 +309,7 @@ func (m *Member) Leave() {
 
 // Depart leaves the protocol: nothing is reported, renewed or registered from now on,
 // all permits are closed, and reports under way are waited for. Then the server is
-// buried, again and again until that succeeds or ctx ends (DESIGN 3.4). The server
+// buried, again and again until that succeeds or ctx ends. The server
 // drains its requests before.
 func (m *Member) Depart(ctx context.Context) error {
 	m.Leave()

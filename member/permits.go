@@ -29,7 +29,7 @@ func Unavailable(gr schema.GroupResource, last error) error {
 }
 
 // Revision returns the etcd revision of the resource's StorageVersion at which this
-// server's report for enc stands: a write compares it (DESIGN 3.2). Revision waits, at most
+// server's report for enc stands: a write compares it. Revision waits, at most
 // Config.WaitLimit or until ctx ends, for a custom resource that is about to open. The
 // error wraps agree.ErrSuperseded when the server has come to report another encoding,
 // and is a 503 of apimachinery's errors with RetryAfterSeconds when there is no permission.
@@ -92,7 +92,7 @@ func (m *Member) tryRevision(gr schema.GroupResource, enc agree.Encoding, first 
 
 // Moved reports that a write's transaction at etcd revision at wrote nothing, because it found the resource's
 // StorageVersion as of revision mod (0: there is none) with these reports. Nil means: ask for Revision again. Errors
-// are those of Revision (DESIGN 3.2).
+// are those of Revision.
 func (m *Member) Moved(_ context.Context, gr schema.GroupResource, enc agree.Encoding, at, mod int64, reports []agree.Report) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -160,7 +160,7 @@ func (m *Member) because(err error) error {
 }
 
 // Ready returns nil when every built-in resource is open: the body of the check
-// poststarthook/built-in-resources-storage-version-updater (DESIGN 3.1.4). For a silent
+// poststarthook/built-in-resources-storage-version-updater. For a silent
 // server it returns nil when writes are let pass.
 func (m *Member) Ready() error {
 	m.mu.RLock()

@@ -16,7 +16,7 @@ import (
 )
 
 // reportOne makes one attempt: the StorageVersion is read or made, then the participants
-// are read, in this order again in every attempt (DESIGN 3.1.2).
+// are read, in this order again in every attempt.
 func (m *Member) reportOne(ctx context.Context, c claim) (result, error) {
 	if c.readFirst() {
 		var err error
@@ -83,7 +83,7 @@ func lacks(c claim, sv *v1alpha1.StorageVersion) bool {
 
 // ensure returns the StorageVersion that was read, or creates one without reports. It has to exist before the
 // participants are read: a StorageVersion created from participants that were read earlier could outlive the deletion
-// of all StorageVersions by a server that does not report, and claim that the others agree (DESIGN 3.8).
+// of all StorageVersions by a server that does not report, and claim that the others agree.
 func (m *Member) ensure(ctx context.Context, c claim, sv *v1alpha1.StorageVersion) (*v1alpha1.StorageVersion, error) {
 	if !lacks(c, sv) {
 		return sv, nil

@@ -33,8 +33,8 @@ func (m *Member) replace(ctx context.Context, c claim, sv *v1alpha1.StorageVersi
 	return m.deleteStorageVersion(ctx, c, sv)
 }
 
-// retire takes the report of a resource back whose CRD is gone or has lost its name
-// (DESIGN 3.3). The CRD's objects went before it did, and with it go all reports: a
+// retire takes the report of a resource back whose CRD is gone or has lost its
+// name. The CRD's objects went before it did, and with it go all reports: a
 // server that has not heard of it must not write when the CRD is made again.
 func (m *Member) retire(ctx context.Context, c claim) error {
 	sv, err := m.readStorageVersion(ctx, c.gr)

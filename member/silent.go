@@ -21,7 +21,7 @@ var (
 func (m *Member) silent() bool { return m.cfg.Erase != nil }
 
 // erase deletes all StorageVersions, once for each registration and after its Lease exists. Any StorageVersion created
-// later is created by a server that then sees the Lease (DESIGN 3.8).
+// later is created by a server that then sees the Lease.
 func (m *Member) erase(ctx context.Context) error {
 	m.mu.RLock()
 	current := m.registration

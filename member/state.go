@@ -39,7 +39,7 @@ type state struct {
 
 	reported agree.Encoding
 	revision int64
-	// checked: after this report a quorum read of the CRD named its encoding (DESIGN 3.1.3).
+	// checked: after this report a quorum read of the CRD named its encoding.
 	checked bool
 	// lostAt is the latest revision at which this server's report was known to be missing.
 	lostAt int64

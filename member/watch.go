@@ -31,7 +31,7 @@ func byResource(items []v1alpha1.StorageVersion) map[schema.GroupResource]*v1alp
 }
 
 // ObserveStorageVersion takes in an event of the StorageVersions' watch, so that a lost
-// report or a moved revision is noticed before a client does (DESIGN 3.2).
+// report or a moved revision is noticed before a client does.
 func (m *Member) ObserveStorageVersion(sv *v1alpha1.StorageVersion, deleted bool) {
 	gr, err := storageversion.GroupResource(sv.Name)
 	if err != nil {

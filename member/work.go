@@ -57,7 +57,7 @@ const (
 )
 
 // Step makes one attempt for every resource that is due: it lists the StorageVersions, then the participants, then
-// updates in parallel (DESIGN 3.1.2). It returns how long there will be nothing to do (negative if nothing is
+// updates in parallel. It returns how long there will be nothing to do (negative if nothing is
 // planned), and the first error of the attempts. An ErrLeaseGone precedes other errors: the server then has to
 // register again. After an error the resource becomes due again by itself. The Step of a silent server deletes the
 // StorageVersions.

@@ -45,7 +45,7 @@ func CompareResources(a, b schema.GroupResource) int {
 	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
 }
 
-// Of returns the encodings in which objects of a resource may be stored (DESIGN 3.7, I1), without
+// Of returns the encodings in which objects of a resource may be stored, without
 // a census.
 func (s Sets) Of(gr schema.GroupResource) compat.Stored {
 	stored := compat.Stored{Resource: gr}

@@ -39,7 +39,7 @@ const (
 	// nothing before: see AggregatedResourcesAnnotation.
 	ReportedAnnotation = "concord.dev/reported"
 	// APIAnnotation is APIOff on the identity Lease of a server whose feature gate StorageVersionAPI is off: the
-	// server never reports, and while its Lease exists there is no agreement on any encoding (DESIGN 3.8). The Lease
+	// server never reports, and while its Lease exists there is no agreement on any encoding. The Lease
 	// has it from its creation.
 	APIAnnotation = "concord.dev/storage-version-api"
 	APIOff        = "off"

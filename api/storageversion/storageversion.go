@@ -33,7 +33,7 @@ const (
 	SealsAnnotation = "concord.dev/seals"
 	// CRDAnnotation holds the uid of the CustomResourceDefinition for which a StorageVersion was created. It never
 	// changes: for another CustomResourceDefinition of that name the StorageVersion is deleted and created again, so
-	// that no report about the earlier one permits a write (DESIGN 3.3).
+	// that no report about the earlier one permits a write.
 	CRDAnnotation = "concord.dev/crd-uid"
 	// DefinitionAnnotation holds evolve.StorageVersion.Definition where servers do not report.
 	DefinitionAnnotation = "concord.dev/definition"

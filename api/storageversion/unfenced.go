@@ -6,7 +6,7 @@ import (
 )
 
 // Unfenced returns the resources that are exempt from the fence, because they exist in one version only and are needed
-// before any report can be made (DESIGN 3.1). They are never encrypted either: nobody could prove that no server
+// before any report can be made. They are never encrypted either: nobody could prove that no server
 // writes them with an old key.
 func Unfenced() sets.Set[schema.GroupResource] {
 	return sets.New(

@@ -1,5 +1,5 @@
 // Command concord-sim attacks the protocol by machine: it runs simulated clusters with
-// faults and checks the invariants of DESIGN 3.7 after every step. It exits with 0 if none
+// faults and checks the protocol's invariants after every step. It exits with 0 if none
 // was violated, 2 if one was, and 1 if it could not run.
 package main
 

@@ -22,7 +22,7 @@ import (
 )
 
 // Bury removes a server from the protocol: it deletes the server's Lease, then drops its reports and recomputes
-// agreement (DESIGN 3.4; the Lease has to be deleted before the reports, or the server would see its report disappear
+// agreement (the Lease has to be deleted before the reports, or the server would see its report disappear
 // and make it again). Reports of other servers without a Lease are dropped, too. After an error, also a conflict with
 // another writer of a StorageVersion, it has to be called again.
 func (c *Collector) Bury(ctx context.Context, id agree.ServerID) error {

@@ -1,7 +1,7 @@
-// Package collect removes what servers leave behind (KEP-2339, "Garbage collection";
-// DESIGN 3.4): identity Leases that are not renewed, reports whose server has no Lease,
+// Package collect removes what servers leave behind (KEP-2339, "Garbage collection"):
+// identity Leases that are not renewed, reports whose server has no Lease,
 // and StorageVersions without reports. It reports Unknown for servers that do not report
-// (DESIGN 3.8) where the others have not done so. Every server observes the Leases, so that a new
+// where the others have not done so. Every server observes the Leases, so that a new
 // leader need not start counting; only the leader acts.
 package collect
 

@@ -1,6 +1,6 @@
 // Package audit judges a cluster from outside by what its etcd holds: it follows every
 // put and delete in the order of etcd's revisions and checks each against the invariants
-// of DESIGN 3.7 that a raw store can show.
+// that a raw store can show.
 //
 //   - I1: the encoding of every stored object is in its resource's stored set, or that
 //     contains Unknown, or was computed for another (uid, epoch).

@@ -63,7 +63,7 @@ type object struct {
 }
 
 // NewLedger returns the ledger of an empty etcd, in which objects will be stored under prefix ("/registry"). The
-// fence does not bind the exempt resources (DESIGN 3.1).
+// fence does not bind the exempt resources.
 func NewLedger(prefix string, exempt ...schema.GroupResource) *Ledger {
 	return &Ledger{
 		Ledger:  ledger.New(prefix),

@@ -76,8 +76,8 @@ func (r atRevision) Range(ctx context.Context, start, end string, limit, _ int64
 }
 
 // judgeKeys decides about every key that a value, a report or the history of reports names. A put needs a report of
-// exactly the encoding that it writes, and compares the revision of the StorageVersion that holds the report (DESIGN
-// 3.2). So if no report names a key, no write with that key can follow, but of a resource that is not there yet: the
+// exactly the encoding that it writes, and compares the revision of the StorageVersion that holds the
+// report. So if no report names a key, no write with that key can follow, but of a resource that is not there yet: the
 // first keys of servers' configurations count as reports.
 func judgeKeys(census migratestore.Census, sets stored.Sets, leases []*coordinationv1.Lease) []Key {
 	uses := map[string]*Key{}

@@ -1,5 +1,5 @@
 // Package api brings stored objects to the encoding that their server writes, where
-// the store cannot be reached (design 3.6): through the API, by an empty patch of each.
+// the store cannot be reached: through the API, by an empty patch of each.
 //
 // It lists metadata only, page by page, and patches several objects at a time, as many as
 // the server takes. A patch carries the uid and the resourceVersion that were listed, so

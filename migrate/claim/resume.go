@@ -14,7 +14,7 @@ import (
 
 // token is the content of a migration's status.continueToken: a position, and the values that
 // must not have changed for it to count. While the StorageVersion stays at one epoch every write is
-// in the encoding (design 3.7, I3), so that what is done stays done.
+// in the encoding, so that what is done stays done.
 type token struct {
 	// Target is the StorageVersion, its epoch and the encoding.
 	Target string `json:"target"`

@@ -5,7 +5,7 @@ import "github.com/concord-dev/concord/migrate/progress"
 // Cursor is a place in a run before which everything is done. A caller may keep it and resume a later run there, as
 // long as nothing else could have been written since: the StorageVersion has the same uid and epoch, and the wanted
 // encoding and the decoder are the same. The caller has to check that; then the values that clients wrote since are in
-// the encoding (design 3.7, I3).
+// the encoding.
 type Cursor struct {
 	// After is the last key that is done; empty at the beginning.
 	After string

@@ -1,4 +1,4 @@
-// Package store brings stored values to one encoding inside the server (design 3.6)
+// Package store brings stored values to one encoding inside the server
 // and counts the stored values (census).
 //
 // It reads raw values page by page, decodes and encodes only those whose envelope does

@@ -1,5 +1,5 @@
-// Package observed judges kube-apiservers that do not report their storage versions (design 3.9,
-// KEP-2343): the version that each of them writes, by its own discovery, whether all agree,
+// Package observed judges kube-apiservers that do not report their storage versions (KEP-2343):
+// the version that each of them writes, by its own discovery, whether all agree,
 // whether a proof by behaviour holds, and when a definition's storedVersions may be pruned. It is
 // pure: observations in, values out, no clock, I/O or goroutine.
 package observed

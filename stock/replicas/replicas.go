@@ -1,5 +1,5 @@
 // Package replicas finds the kube-apiservers of a cluster by their identity Leases, and asks each of them
-// by itself how it stores resources (design 3.9).
+// by itself how it stores resources.
 package replicas
 
 import (

@@ -12,7 +12,7 @@ import (
 )
 
 // Drain counts the writes under way, and refuses new ones once the server is leaving, so
-// that it can drop its reports when the last write has landed (DESIGN 3.4).
+// that it can drop its reports when the last write has landed.
 type Drain struct {
 	mu      sync.Mutex
 	writes  int
