@@ -28,8 +28,8 @@ const (
 	retry         = 2 * time.Second
 )
 
-// errDeposed says that another process leads now.
-var errDeposed = errors.New("the election was lost: another process works on")
+// errDeposed says that this process is not elected any more. Another one may be.
+var errDeposed = errors.New("the election was lost: its Lease could not be renewed in time, or another process has it; start this one again")
 
 // Config is what an Election needs.
 type Config struct {
