@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,14 +20,12 @@ type kinds struct {
 	known     map[schema.GroupResource]string
 	served    trigger.Kinds
 	discovery discovery.DiscoveryInterface
-	// seen are the kinds that discovery has told, for resources whose aggregated API server does not answer now.
-	seen *sync.Map
 }
 
 func newKinds(known map[schema.GroupResource]string, d discovery.DiscoveryInterface) kinds {
 	// This reads discovery again before it reports that a resource is not served.
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(d))
-	return kinds{known: known, served: trigger.KindsOf(mapper), discovery: d, seen: &sync.Map{}}
+	return kinds{known: known, served: trigger.KindsOf(mapper), discovery: d}
 }
 
 // Kind implements trigger.Kinds.
@@ -37,14 +34,8 @@ func (k kinds) Kind(ctx context.Context, gr schema.GroupResource) (string, error
 		return kind, nil
 	}
 	kind, err := k.served.Kind(ctx, gr)
-	if err == nil {
-		k.seen.Store(gr, kind)
-	}
 	if meta.IsNoMatchError(err) {
 		if away := k.away(gr.Group); away != nil {
-			if seen, ok := k.seen.Load(gr); ok {
-				return seen.(string), nil
-			}
 			return "", fmt.Errorf("nobody knows whether %s is served: %w", gr, away)
 		}
 	}

@@ -113,11 +113,14 @@ func isA[A evolve.Action](a evolve.Action) bool {
 	return is
 }
 
-// remembering adds to the annotations of the StorageState whether an aggregated server has the objects, and the
-// finished migrations that it does not list yet.
+// remembering adds to the annotations of the StorageState whether an aggregated server has the objects, and their kind,
+// and the finished migrations that it does not list yet.
 func (l *look) remembering(annotations map[string]string) map[string]string {
 	if l.StorageVersion != nil {
 		annotations[migrationv1alpha1.AggregatedAnnotation] = l.aggregated
+	}
+	if l.aggregated != "" && l.kind != "" {
+		annotations[migrationv1alpha1.KindAnnotation] = l.kind
 	}
 	var stored []agree.Encoding
 	if l.State != nil {
@@ -172,9 +175,13 @@ func (c *Controller) kind(ctx context.Context, l *look, state evolve.State) (str
 	if meta.IsNoMatchError(err) && l.state != nil && l.StorageVersion == nil {
 		return "", nil
 	}
+	if err != nil && l.state != nil && !meta.IsNoMatchError(err) && l.state.Annotations[migrationv1alpha1.KindAnnotation] != "" {
+		return l.state.Annotations[migrationv1alpha1.KindAnnotation], nil
+	}
 	if err != nil {
 		return "", fmt.Errorf("storage version hashes need the kind of %s: %w", l.Resource, err)
 	}
+	l.kind = kind
 	return kind, nil
 }
 

@@ -25,6 +25,8 @@ type look struct {
 	state      *migrationv1alpha1.StorageState
 	migrations map[string]*migrationv1alpha1.StorageVersionMigration
 	crd        *apiextensionsv1.CustomResourceDefinition
+	// kind is the kind that discovery tells, once it was asked.
+	kind string
 	// aggregated is the StorageState's AggregatedAnnotation, by the StorageVersion.
 	aggregated string
 	// rehearses has a prune tried only: a last look, which may take long, is in vain where it is refused.

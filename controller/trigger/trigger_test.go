@@ -375,6 +375,24 @@ func TestAggregatedState(t *testing.T) {
 	want("true", "of an aggregated server that is gone")
 }
 
+// TestKindRemembered: the StorageState of a resource of aggregated API servers is written also while discovery does not
+// tell its kind, by a server that was elected meanwhile.
+func TestKindRemembered(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	sv := w.storageVersion()
+	sv.Labels = map[string]string{storageversion.AggregatedLabel: "5a1c"}
+	w.must(w.client.Update(context.Background(), sv))
+	w.settle(c)
+	w.report(v1, v2)
+	elected := New(Config{Client: w.client, Kinds: silent{}, Clock: w.clock})
+	_, err := elected.Step(context.Background(), cronJobs)
+	w.must(err)
+	if s := w.state().Status; !slices.Contains(s.PersistedEncodings, string(v2)) || s.CurrentEncoding != string(evolve.Unknown) {
+		t.Errorf("the state is %+v", s)
+	}
+}
+
 func TestDeletedCRDTakesItsState(t *testing.T) {
 	w, c := newWorld(t, kinds{})
 	crd := w.crd("v1", "v1")

@@ -16,6 +16,9 @@ const (
 	// AggregatedAnnotation is "true" on the StorageState of a resource of aggregated API servers, which keep the
 	// objects in another etcd. The StorageVersion says so as well, but may be deleted before the StorageState.
 	AggregatedAnnotation = "concord.dev/aggregated"
+	// KindAnnotation, on the StorageState of a resource of aggregated API servers, is the kind of its objects. The hashes
+	// are made of it, also while no such server answers discovery.
+	KindAnnotation = "concord.dev/kind"
 	// DefinitionAnnotation, on the StorageState of a custom resource beside servers that do not report, holds the uid
 	// and generation of the CustomResourceDefinition up to which the status accounts for its storage versions. It
 	// never names a newer one than the status accounts for.
