@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/cmd/program"
@@ -57,9 +60,17 @@ func runDemo(cmd *cobra.Command, cfg demo.Config, asJSON, keep bool) error {
 	// The client library logs broken connections, which the demo makes and counts itself.
 	klog.SetLogger(logr.Discard())
 	out := cmd.OutOrStdout()
+	// Where nobody reads the output any more, the demo ends as by Ctrl-C, and removes its files. The signal itself
+	// would end the process, and also comes from connections to servers that are killed.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	ctx, stop := context.WithCancel(cmd.Context())
+	defer stop()
 	cfg.Progress = out
 	if asJSON {
 		cfg.Progress = cmd.ErrOrStderr()
+	}
+	if file, ok := cfg.Progress.(*os.File); !ok || !term.IsTerminal(int(file.Fd())) {
+		cfg.Progress = watched{cfg.Progress, stop}
 	}
 	var printed error
 	cfg.Done = func(ctx context.Context, report demo.Report, kubeconfig string) {
@@ -74,12 +85,24 @@ func runDemo(cmd *cobra.Command, cfg demo.Config, asJSON, keep bool) error {
 			<-ctx.Done()
 		}
 	}
-	// Where nobody reads the output any more, the demo ends as by Ctrl-C, and removes its files.
-	ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGPIPE)
-	defer stop()
 	report, err := demo.Run(ctx, cfg)
 	if err != nil {
 		return err
 	}
 	return errors.Join(printed, report.Err())
+}
+
+// watched is an output whose reader may go away.
+type watched struct {
+	io.Writer
+	gone func()
+}
+
+// Write implements io.Writer.
+func (w watched) Write(p []byte) (int, error) {
+	n, err := w.Writer.Write(p)
+	if err != nil {
+		w.gone()
+	}
+	return n, err
 }
