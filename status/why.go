@@ -11,6 +11,7 @@ import (
 
 	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/status/prose"
 	"github.com/concord-dev/concord/stock/observed"
 )
@@ -280,7 +281,7 @@ func (r *resource) blocks(encodings []string) string {
 		list, name := &versions, encoding.Version()
 		switch plain := encoding.Plain(); {
 		case plain == r.target().Plain():
-			list, name = &keys, cmp.Or(encoding.Seal().Key(), "identity")
+			list, name = &keys, cmp.Or(encoding.Seal().Key(), evolve.Identity)
 		case r.crd != nil && !r.has(string(plain)):
 			list = &lacked
 		}

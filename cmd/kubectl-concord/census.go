@@ -18,6 +18,7 @@ import (
 	"github.com/concord-dev/concord/cmd/migrating"
 	"github.com/concord-dev/concord/cmd/program"
 	"github.com/concord-dev/concord/cmd/rawetcd"
+	"github.com/concord-dev/concord/evolve"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/status"
 )
@@ -303,7 +304,7 @@ func keysText(keys []key) string {
 		}
 		if len(k.Needs) == 0 && len(k.Encrypts) == 0 {
 			before := "destroying it"
-			if k.Key == "identity" {
+			if k.Key == evolve.Identity {
 				before = "taking it out of the configuration"
 			}
 			text.WriteString(indented("nothing needs it any more; prove that with concord keys before " + before))
