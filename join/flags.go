@@ -24,6 +24,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	c.ControllerLeaseDuration = cmp.Or(c.ControllerLeaseDuration, defaults.ControllerLeaseDuration)
 	c.KeyringInterval = cmp.Or(c.KeyringInterval, defaults.KeyringInterval)
 	c.MigrationSettle = cmp.Or(c.MigrationSettle, defaults.MigrationSettle)
+	c.RequestsPerCPU = cmp.Or(c.RequestsPerCPU, defaults.RequestsPerCPU)
 	if c.IdentityLeaseRenewInterval == 0 {
 		aThird = " Default: a third of --identity-lease-duration."
 	}
@@ -34,6 +35,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.Var(latency{&c.MigrationMaxAddedLatency}, "migration-max-added-latency", "By how much a storage migration may lengthen the slower requests of this server's clients; beyond it the migration slows down, to no less than 650 objects per second of up to 16 KiB, or 100 through the API. \"relative\" means by half of what they take without it, and never less than 2ms; 0 means full speed. A migration's spec.maxAddedLatency goes first.")
 	fs.IntVar(&c.MigrationMaxObjectsPerSecond, "migration-max-objects-per-second", c.MigrationMaxObjectsPerSecond, "Most objects that a storage migration rewrites per second; 0 means no bound. A migration's spec.maxObjectsPerSecond goes first.")
 	fs.DurationVar(&c.MigrationSettle, "migration-settle", c.MigrationSettle, "For how long after a kube-apiserver without Concord, or one with the gate StorageVersionAPI off, has stopped no migration begins: longer than its --shutdown-delay-duration and --request-timeout together.")
+	fs.IntVar(&c.RequestsPerCPU, "requests-per-cpu", c.RequestsPerCPU, "How many requests may be under way for each CPU while the CPUs are busy. Of those that priority and fairness has admitted beyond that, priority levels and users take turns, so that nobody waits for the flood of another user. Watches and exempt users do not wait. Negative: no bound, as in kube-apiserver; 0: the default.")
 	fs.DurationVar(&c.KeyringInterval, "encryption-provider-config-reload-interval", c.KeyringInterval, "How often a changed --encryption-provider-config is looked for, with --encryption-provider-config-automatic-reload, and KMS plugins are asked which key they use (that at most every 20 s).")
 }
 

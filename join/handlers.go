@@ -3,6 +3,7 @@ package join
 import (
 	"errors"
 	"net/http"
+	goruntime "runtime"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/server/healthz"
 
 	"github.com/concord-dev/concord/join/internal/filters"
+	"github.com/concord-dev/concord/join/internal/turns"
 	"github.com/concord-dev/concord/member"
 )
 
@@ -20,9 +22,12 @@ const startedCheck = "concord-started"
 var errNotStarted = errors.New("this program has not called Start of package join, so that it reports nothing and refuses all writes")
 
 // Handlers adds the gate, the drain and the metrics of version skew to the handler chain of a server with this
-// configuration, which has to be the last one of the delegation chain. It also adds the health checks of the KMS
-// plugins and a readiness check for Start.
+// configuration, which has to be the last one of the delegation chain, and has its requests take turns. It also adds the
+// health checks of the KMS plugins and a readiness check for Start.
 func (j *Join) Handlers(c *genericapiserver.Config) {
+	if c.FlowControl != nil && j.config.RequestsPerCPU > 0 {
+		c.FlowControl = turns.New(j.config.RequestsPerCPU * goruntime.GOMAXPROCS(0)).Wrap(c.FlowControl)
+	}
 	j.config.Keyring.Apply(c)
 	c.AddReadyzChecks(healthz.NamedCheck(startedCheck, func(*http.Request) error {
 		if !j.started.Load() {

@@ -102,6 +102,10 @@ type Config struct {
 	// RBAC says that the server authorizes by RBAC. Each controller then acts as a user of its own (package
 	// join/roles), whose roles are created at the start. Default false: all act as the loopback user.
 	RBAC bool
+	// RequestsPerCPU is how many requests may be under way for each CPU (GOMAXPROCS) while goroutines wait for one. Of
+	// those that priority and fairness has admitted beyond that, priority levels and their flows take turns. Negative: no
+	// bound; default 2. A server without priority and fairness has no bound.
+	RequestsPerCPU int
 	// MigrationMaxAddedLatency is by how much a migration may lengthen the slower requests of
 	// this server's clients, 0 for full speed; nil for half of what they take without it, and
 	// never less than 2 ms. MigrationMaxObjectsPerSecond bounds what it writes, 0 for no bound.
@@ -118,6 +122,8 @@ const (
 	defaultIdentityLeaseDuration   = 15 * time.Second
 	defaultControllerLeaseDuration = 6 * time.Second
 	defaultKeyringInterval         = 10 * time.Second
+	// defaultRequestsPerCPU lets one request compute while another one waits for etcd.
+	defaultRequestsPerCPU = 2
 	// defaultMigrationSettle is kube-apiserver's default --request-timeout, and some more.
 	defaultMigrationSettle = 75 * time.Second
 )
@@ -128,6 +134,7 @@ func (c Config) withDefaults() Config {
 	c.ControllerLeaseDuration = cmp.Or(c.ControllerLeaseDuration, defaultControllerLeaseDuration)
 	c.KeyringInterval = cmp.Or(c.KeyringInterval, defaultKeyringInterval)
 	c.MigrationSettle = cmp.Or(c.MigrationSettle, defaultMigrationSettle)
+	c.RequestsPerCPU = cmp.Or(c.RequestsPerCPU, defaultRequestsPerCPU)
 	return c
 }
 

@@ -20,6 +20,7 @@ import (
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/join/internal/etcdhealth"
 	"github.com/concord-dev/concord/join/internal/filters"
+	"github.com/concord-dev/concord/join/internal/turns"
 	"github.com/concord-dev/concord/member/timing"
 	"github.com/concord-dev/concord/migrate/claim"
 	"github.com/concord-dev/concord/stock"
@@ -36,6 +37,7 @@ var metricParts = []struct {
 	{title: "Migrations that this server does", who: "Every server, of the migrations that it has claimed.", of: claim.NewMetrics().Registerables()},
 	{title: "Reports and agreement", who: "Every server.", of: timing.NewMetrics().Registerables()},
 	{title: "Writes", who: "Every server.", of: slices.Concat([]metrics.Registerable{refused}, etcdhealth.Registerables(), filters.Registerables(), fence.Registerables())},
+	{title: "Turns of requests", who: "Every server, while requests wait.", of: turns.Registerables()},
 	{title: "Versions of servers", who: "The elected server, and no other.", of: skew.NewMetrics().Registerables()},
 	{title: "Replicas of stock clusters", who: "The elected process of `concord controllers`, and no API server.", of: stock.Registerables()},
 	{title: "Bugs", who: "Every server, once there is something to count.", of: workers.Registerables()},

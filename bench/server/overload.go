@@ -21,86 +21,44 @@ import (
 // crowd is how many clients make the flood, each with a connection of its own.
 const crowd = 600
 
-// seats are flags that limit the requests served at once to what two cores can do, as concord server
-// does by default; the defaults of kube-apiserver are 400 and 200 on any machine. A request then
-// shares the cores with fewer others.
-var seats = []string{"--max-requests-inflight=16", "--max-mutating-requests-inflight=8"}
-
-// bound gives ordinary users, as priority and fairness sees them, 4 of the 24 seats, two of their level's own and two
-// that it borrows, and each user one queue in place of six: of a flood fewer requests are served, and only
-// the next one of each user waits in front of another user's. Without the annotation the server takes the change back.
-const bound = `{"metadata":{"annotations":{"apf.kubernetes.io/autoupdate-spec":"false"}},
-"spec":{"limited":{"borrowingLimitPercent":100,"limitResponse":{"queuing":{"handSize":1}}}}}`
-
-// unbound is as Kubernetes has it.
-const unbound = `{"metadata":{"annotations":{"apf.kubernetes.io/autoupdate-spec":"true"}},
-"spec":{"limited":{"borrowingLimitPercent":null,"limitResponse":{"queuing":{"handSize":6}}}}}`
-
-// floods are the settings with which a server is flooded.
-var floods = []struct {
-	setting     string // as the figures name it
-	flags       []string
-	environment []string
-	level       string // a merge patch of PriorityLevelConfiguration global-default
-}{
-	{"", nil, nil, unbound},
-	{", 24 requests served at once", seats, nil, unbound},
-	{", 24 requests served at once, 4 of them for ordinary users, each in one queue, GOGC=400", seats, []string{"GOGC=400"}, bound},
-}
-
 // overload measures how much longer a client with normal needs waits while another user floods the
 // server. The process of the flood runs only while no other process wants the processor, because real
 // clients run on machines of their own.
 //
-// A round takes three minutes, so at most two rounds are measured.
+// A round takes two minutes of each side, so at most three rounds are measured.
 func (b *bench) overload(ctx context.Context, s *side, round int) error {
-	if round >= 2 {
+	if round >= 3 {
 		return nil
 	}
 	if err := b.normalClient(ctx, s, normal); err != nil {
 		return err
 	}
-	for _, flood := range floods {
-		if err := s.emptied(ctx, flood.environment, flood.flags...); err != nil {
-			return err
-		}
-		if err := s.limit(ctx, flood.level); err != nil {
-			return err
-		}
-		if err := load.Pause(ctx, b.settle); err != nil {
-			return err
-		}
-		if err := b.flooded(ctx, s, flood.setting); err != nil {
-			return err
-		}
-	}
-	if err := s.limit(ctx, unbound); err != nil {
+	if err := s.emptied(ctx); err != nil {
 		return err
 	}
-	return s.emptied(ctx, nil)
-}
-
-// limit changes the priority level of ordinary users.
-func (s *side) limit(ctx context.Context, patch string) error {
-	_, err := s.admin.Do(ctx, "PATCH", ordinary, "application/merge-patch+json", []byte(patch))
-	return err
+	if err := load.Pause(ctx, b.settle); err != nil {
+		return err
+	}
+	if err := b.flooded(ctx, s); err != nil {
+		return err
+	}
+	return s.emptied(ctx)
 }
 
 // emptied starts the server anew without the ConfigMaps that it had: with those of a flood in its watch cache
 // the next flood would meet a garbage collector that has more to mark.
-func (s *side) emptied(ctx context.Context, environment []string, flags ...string) error {
+func (s *side) emptied(ctx context.Context) error {
 	if err := s.stop(ctx); err != nil {
 		return err
 	}
 	if _, err := s.Raw.Delete(ctx, "/registry/configmaps/", clientv3.WithPrefix()); err != nil {
 		return fmt.Errorf("delete ConfigMaps: %w", err)
 	}
-	s.environment = environment
-	return s.begin(ctx, flags...)
+	return s.begin(ctx)
 }
 
 // flooded measures the normal client while the flood lasts, how much of the flood is refused, and the server's memory.
-func (b *bench) flooded(ctx context.Context, s *side, setting string) error {
+func (b *bench) flooded(ctx context.Context, s *side) error {
 	p, err := process.Start(flooding, process.Self(flooding, s.server.URL()), s.Path("flood.log"))
 	if err != nil {
 		return err
@@ -115,14 +73,14 @@ func (b *bench) flooded(ctx context.Context, s *side, setting string) error {
 	}); err != nil {
 		return fmt.Errorf("flood: %w", errors.Join(err, p.Kill()))
 	}
-	err = b.normalClient(ctx, s, pressed+setting)
+	err = b.normalClient(ctx, s, pressed)
 	served, refusals, failed := counts(p)
 	memory, unread := s.memory()
 	if err := errors.Join(err, failed, unread, p.Kill()); err != nil {
 		return err
 	}
-	b.add(s, refused+setting, 100*refusals/(served+refusals))
-	b.add(s, flooded+setting, memory)
+	b.add(s, refused, 100*refusals/(served+refusals))
+	b.add(s, flooded, memory)
 	return nil
 }
 
@@ -145,8 +103,6 @@ func (b *bench) normalClient(ctx context.Context, s *side, figure string) error 
 }
 
 const (
-	ordinary = "/apis/flowcontrol.apiserver.k8s.io/v1/prioritylevelconfigurations/global-default"
-
 	rbac = "/apis/rbac.authorization.k8s.io/v1"
 	// Kubernetes' role edit is empty without the controller that aggregates ClusterRoles.
 	role    = `{"apiVersion":"rbac.authorization.k8s.io/v1","kind":"ClusterRole","metadata":{"name":"overload"},"rules":[{"apiGroups":[""],"resources":["configmaps"],"verbs":["list","create"]}]}`

@@ -45,12 +45,9 @@ func (b *bench) publish(w io.Writer) error {
 		b.row(first, "s", nil) +
 		b.row(files, "", figures.AtMost(figures.Median(b.samples[key{files, theirs}])-1)) +
 		b.row(sockets, "", figures.AtMost(figures.Median(b.samples[key{sockets, theirs}])-1)) +
-		b.quantiles(normal, nil)
-	for _, flood := range floods {
-		latency := pressed + flood.setting
-		text += b.quantiles(latency, nil) + b.slowdown(ours, latency, figures.RatioAtMost(5)) + b.slowdown(theirs, latency, nil) +
-			b.row(refused+flood.setting, "%", nil) + b.row(flooded+flood.setting, "MiB", nil)
-	}
+		b.quantiles(normal, nil) +
+		b.quantiles(pressed, nil) + b.slowdown(ours, pressed, figures.RatioAtMost(5)) + b.slowdown(theirs, pressed, nil) +
+		b.row(refused, "%", nil) + b.row(flooded, "MiB", nil)
 	_, err := io.WriteString(w, text)
 	return err
 }

@@ -24,8 +24,8 @@ type side struct {
 	role     string
 	etcdPort int
 	server   *cluster.Server
-	// flags are those of the server's next run, environment is what it has besides the bench's own.
-	flags, environment []string
+	// flags are those of the server's next run.
+	flags []string
 	// admin and normal are clients over the same connections.
 	admin, normal *cluster.Client
 }
@@ -58,7 +58,6 @@ func newSide(ctx context.Context, dir, role string) (*side, error) {
 	}
 	if s.server, err = s.Add(role, func(at *cluster.Server) (*exec.Cmd, error) {
 		cmd := process.Self(role, append(s.flags, cluster.Flags(s.Dir, at.Port, "--etcd-servers="+at.Etcd)...)...)
-		cmd.Env = append(cmd.Env, s.environment...)
 		return cmd, nil
 	}); err != nil {
 		return s, err

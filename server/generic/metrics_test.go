@@ -196,6 +196,11 @@ func TestFlood(t *testing.T) {
 	if served.Load() == 0 {
 		t.Error("nothing of the flood was served")
 	}
+	samples, _, err := scraped(t.Context())
+	mustDo(t, err)
+	if !samples.Has("concord_turns_wait_duration_seconds_count") {
+		t.Error("no request waited for its turn")
+	}
 }
 
 // pause waits for d, or until the context ends.

@@ -1,9 +1,7 @@
 package generic
 
 import (
-	"fmt"
 	"net"
-	"runtime"
 	"time"
 
 	basecompatibility "k8s.io/component-base/compatibility"
@@ -75,29 +73,9 @@ func NewOptions() *Options {
 	serving.ServerCert.CertDirectory = ""
 	o.ControlPlane.Authorization.Modes = []string{modes.ModeRBAC}
 	o.ControlPlane.Authentication.ServiceAccounts.Issuers = []string{DefaultIssuer}
-	run := o.ControlPlane.GenericServerRunOptions
-	run.MaxRequestsInFlight, run.MaxMutatingRequestsInFlight = inFlight(runtime.GOMAXPROCS(0), run.MaxRequestsInFlight, run.MaxMutatingRequestsInFlight)
 	// Else a stop waits a minute for every open watch, and there always is one.
 	o.ControlPlane.GenericServerRunOptions.ShutdownWatchTerminationGracePeriod = 2 * time.Second
 	return o
-}
-
-const (
-	// seatsPerCore is how many requests that read are served at once for each core, by default,
-	// and half as many that write.
-	seatsPerCore = 8
-	// fewestSeats bounds them from below: with 12 in all ordinary users waited for ten seconds
-	// (docs/figures.md). Their level has one seat in twelve and lends half of what it has, so
-	// that it can be left with none.
-	fewestSeats = 16
-)
-
-// inFlight returns the defaults of --max-requests-inflight and --max-mutating-requests-inflight for a number of cores.
-// Kubernetes' own defaults, the upper bounds, are the same for any machine: on a small one an admitted request shares
-// the cores with hundreds of a flood, and fair queues in front of them do not help.
-func inFlight(cores, mostReads, mostWrites int) (reads, writes int) {
-	seats := max(fewestSeats, seatsPerCore*cores)
-	return min(mostReads, seats), min(mostWrites, seats/2)
 }
 
 // AddFlags adds the server's flags: its own, and kube-apiserver's that apply.
@@ -133,9 +111,6 @@ func (o *Options) addLibraryFlags(fs *pflag.FlagSet) {
 	fs.Lookup("secure-port").Usage = "The port on which to serve HTTPS. 0 takes a free one at each start; admin.kubeconfig keeps the first."
 	fs.Lookup("tls-cert-file").Usage = "File with the certificate for HTTPS, followed by the CA's certificate, if any. Without it and --tls-private-key-file the CA in --cert-dir signs one, which is kept there."
 	fs.Lookup("service-account-key-file").Usage = "File with PEM-encoded keys, private or public, RSA or ECDSA, that verify tokens of service accounts; may be given several times. Where sa.key in --cert-dir signs, it verifies, too. Without this flag the key in --service-account-signing-key-file verifies."
-	// Help says the same on every machine.
-	fs.Lookup("max-requests-inflight").DefValue = fmt.Sprintf("%d for each core, %d to 400", seatsPerCore, fewestSeats)
-	fs.Lookup("max-mutating-requests-inflight").DefValue = fmt.Sprintf("%d for each core, %d to 200", seatsPerCore/2, fewestSeats/2)
 	o.ControlPlane.Flagz = flagz.NamedFlagSetsReader{FlagSets: cliflag.NamedFlagSets{FlagSets: map[string]*pflag.FlagSet{"server": fs}}}
 }
 

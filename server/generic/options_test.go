@@ -2,10 +2,8 @@ package generic_test
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -39,25 +37,6 @@ func tryParse(t *testing.T, args ...string) (*generic.Options, error) {
 	fs := pflag.NewFlagSet("server", pflag.ContinueOnError)
 	o.AddFlags(fs)
 	return o, fs.Parse(args)
-}
-
-// TestSeats: the default limits of parallel requests depend on the number of cores, up to
-// Kubernetes' own defaults.
-func TestSeats(t *testing.T) {
-	for cores, want := range map[int][2]int{1: {16, 8}, 2: {16, 8}, 4: {32, 16}, 64: {400, 200}} {
-		t.Run(fmt.Sprint(cores), func(t *testing.T) {
-			before := runtime.GOMAXPROCS(cores)
-			defer runtime.GOMAXPROCS(before)
-			o := parse(t).ControlPlane.GenericServerRunOptions
-			if got := [2]int{o.MaxRequestsInFlight, o.MaxMutatingRequestsInFlight}; got != want {
-				t.Errorf("%d requests at once, %d of them writes, want %d", got[0], got[1], want)
-			}
-		})
-	}
-	o := parse(t, "--max-requests-inflight=7", "--max-mutating-requests-inflight=3").ControlPlane.GenericServerRunOptions
-	if o.MaxRequestsInFlight != 7 || o.MaxMutatingRequestsInFlight != 3 {
-		t.Errorf("the flags give %d and %d", o.MaxRequestsInFlight, o.MaxMutatingRequestsInFlight)
-	}
 }
 
 func TestFlagDefaults(t *testing.T) {
