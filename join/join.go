@@ -102,9 +102,9 @@ type Config struct {
 	// RBAC says that the server authorizes by RBAC. Each controller then acts as a user of its own (package
 	// join/roles), whose roles are created at the start. Default false: all act as the loopback user.
 	RBAC bool
-	// RequestsPerCPU is how many requests may be under way for each CPU (GOMAXPROCS) while goroutines wait for one. Of
-	// those that priority and fairness has admitted beyond that, priority levels and their flows take turns. Negative: no
-	// bound; default 2. A server without priority and fairness has no bound.
+	// RequestsPerCPU is how many requests may be under way for each CPU (GOMAXPROCS) while goroutines wait for one, not
+	// counting those that have lasted 50 ms. Of the others that priority and fairness has admitted, priority levels and
+	// their flows take turns. Negative: no bound; default 2. A server without priority and fairness has no bound.
 	RequestsPerCPU int
 	// MigrationMaxAddedLatency is by how much a migration may lengthen the slower requests of
 	// this server's clients, 0 for full speed; nil for half of what they take without it, and

@@ -2,6 +2,7 @@
 package clientload
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"sync"
@@ -89,10 +90,19 @@ type loadOf struct {
 func (l *Clients) Wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if info, ok := apirequest.RequestInfoFrom(r.Context()); ok && info.IsResourceRequest && info.Verb != "watch" && !fromServer(r) {
-			defer l.begin(classOf(info))()
+			defer l.begin(classOf(info), inQueues(r.Context()))()
 		}
 		next.ServeHTTP(w, r)
 	})
+}
+
+// inQueues is how long a request waited to be admitted, or for its turn.
+func inQueues(ctx context.Context) time.Duration {
+	trackers, ok := apirequest.LatencyTrackersFrom(ctx)
+	if !ok {
+		return 0
+	}
+	return trackers.APFQueueWaitTracker.GetLatency()
 }
 
 // classOf distinguishes reads and writes of single objects.
@@ -111,11 +121,11 @@ func classOf(info *apirequest.RequestInfo) string {
 }
 
 // begin notes a request until end is called.
-func (l *Clients) begin(class string) (end func()) {
+func (l *Clients) begin(class string, waited time.Duration) (end func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.advance()
-	r := &served{began: l.last, class: class}
+	r := &served{began: l.last.Add(-waited), class: class}
 	l.under[r] = true
 	l.now.requests++
 	return func() {

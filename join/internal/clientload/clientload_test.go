@@ -34,7 +34,7 @@ func TestClientLoad(t *testing.T) {
 		look, stop := l.Watch()
 		for range test.n {
 			clock.Step(test.after)
-			end := l.begin("write")
+			end := l.begin("write", 0)
 			clock.Step(test.takes)
 			end()
 		}
@@ -85,7 +85,7 @@ func TestClientsBefore(t *testing.T) {
 	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
 	l := New(clock)
 	for range 100 {
-		end := l.begin("write")
+		end := l.begin("write", 0)
 		clock.Step(20 * time.Millisecond)
 		end()
 	}
@@ -101,7 +101,7 @@ func TestClientsBefore(t *testing.T) {
 		t.Errorf("beside another: %+v", seen)
 	}
 	stopOther()
-	end := l.begin("write")
+	end := l.begin("write", 0)
 	clock.Step(3 * time.Second)
 	end()
 	stop()
@@ -119,7 +119,7 @@ func TestSlowClientsCount(t *testing.T) {
 	l := New(clock)
 	look, stop := l.Watch()
 	defer stop()
-	end, list := l.begin("read"), l.begin("")
+	end, list := l.begin("read", 0), l.begin("", 0)
 	clock.Step(900 * time.Millisecond)
 	if seen := look(); !seen.Serving || len(seen.Latencies) != 1 || seen.Latencies["read"] != (pace.Latency{Requests: 1, Slow: 900 * time.Millisecond}) {
 		t.Errorf("a client that waits is seen as %+v", seen)
@@ -144,5 +144,21 @@ func TestClassOf(t *testing.T) {
 				t.Errorf("%s %s: %q, want %q", info.Verb, info.Subresource, got, want)
 			}
 		}
+	}
+}
+
+// TestQueues: the time that a request waited to be admitted counts.
+func TestQueues(t *testing.T) {
+	clock := clocktesting.NewFakeClock(time.Unix(1000, 0))
+	l := New(clock)
+	h := l.Wrap(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { clock.Step(time.Millisecond) }))
+	look, stop := l.Watch()
+	defer stop()
+	ctx := apirequest.WithLatencyTrackers(apirequest.WithRequestInfo(apirequest.WithUser(t.Context(), &user.DefaultInfo{Name: "someone"}),
+		&apirequest.RequestInfo{IsResourceRequest: true, Verb: "update"}))
+	apirequest.TrackAPFQueueWaitLatency(ctx, time.Second)
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, http.MethodPut, "/", nil))
+	if got, want := look().Latencies["write"].Slow, time.Second+time.Millisecond; got != want {
+		t.Errorf("a request that waited for a second took %v, want %v", got, want)
 	}
 }

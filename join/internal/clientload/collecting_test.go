@@ -71,7 +71,7 @@ func TestCollectingBesideClients(t *testing.T) {
 			t.Error("garbage is collected beside no clients")
 		}
 		for range busyRequests {
-			end := l.begin("write")
+			end := l.begin("write", 0)
 			time.Sleep(loadWindow / 10)
 			end()
 		}

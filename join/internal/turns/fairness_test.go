@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	testclock "k8s.io/utils/clock/testing"
 )
 
 // TestWrap has one request hold the only turn of a server whose CPUs are busy for ever.
@@ -22,8 +23,8 @@ func TestWrap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	turns := New(1)
-	turns.busy = func() bool { return true }
+	turns, now := New(1), testclock.NewFakeClock(time.Unix(0, 0))
+	turns.clock, turns.busy = now, func() bool { return true }
 	apf := turns.Wrap(flowcontrol.New(informers.NewSharedInformerFactory(client, 0), client.FlowcontrolV1(), 10))
 
 	// handle says whether a request was served, and in which priority level.
@@ -59,6 +60,7 @@ func TestWrap(t *testing.T) {
 	if served, level := handle(soon, "create", "admin", user.SystemPrivilegedGroup, func() {}); !served || level != flowcontrolv1.PriorityLevelConfigurationNameExempt {
 		t.Errorf("a request of level %q was served: %v, although it is exempt", level, served)
 	}
+	now.Step(longest)
 	later, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if served, _ := handle(later, "create", "normal", "users", func() {}); !served {

@@ -1,5 +1,7 @@
 package turns
 
+import "slices"
+
 // rota is a queue of turns by the name of its parts, or those of a single part in their order. Parts that have turns
 // give one each before any gives its next.
 type rota struct {
@@ -8,42 +10,64 @@ type rota struct {
 	turns []*turn
 }
 
-// push adds a turn to the part of a name, and there to the part of the next name. It refuses one where this many are.
-func (r *rota) push(t *turn, most int, path ...string) bool {
-	if len(path) == 0 {
-		if len(r.turns) >= most {
-			return false
+// part returns the part of a path, nil if there is none.
+func (r *rota) part(path ...string) *rota {
+	for _, name := range path {
+		if r = r.parts[name]; r == nil {
+			return nil
 		}
-		r.turns = append(r.turns, t)
-		return true
 	}
-	part := r.parts[path[0]]
-	if part == nil {
-		if r.parts == nil {
-			r.parts = map[string]*rota{}
-		}
-		part = &rota{}
-		r.parts[path[0]] = part
-		r.names = append(r.names, path[0])
-	}
-	return part.push(t, most, path[1:]...)
+	return r
 }
 
-// pop takes the next turn out of a rota that is not empty.
+// push adds a turn to the part of a path, unless this many are there.
+func (r *rota) push(t *turn, most int, path ...string) bool {
+	if part := r.part(path...); part != nil && len(part.turns) >= most || most <= 0 {
+		return false
+	}
+	for _, name := range path {
+		part := r.parts[name]
+		if part == nil {
+			if r.parts == nil {
+				r.parts = map[string]*rota{}
+			}
+			part = &rota{}
+			r.parts[name] = part
+			r.names = append(r.names, name)
+		}
+		r = part
+	}
+	r.turns = append(r.turns, t)
+	return true
+}
+
+// remove takes a turn out of the part of a path.
+func (r *rota) remove(t *turn, path ...string) {
+	if part := r.part(path...); part != nil {
+		part.turns = slices.DeleteFunc(part.turns, func(other *turn) bool { return other == t })
+	}
+}
+
+// pop takes the next turn out, nil if there is none.
 func (r *rota) pop() *turn {
-	if len(r.names) == 0 {
-		next := r.turns[0]
-		r.turns = r.turns[1:]
-		return next
+	for len(r.names) > 0 {
+		name := r.names[0]
+		r.names = r.names[1:]
+		part := r.parts[name]
+		next := part.pop()
+		if len(part.names)+len(part.turns) == 0 {
+			delete(r.parts, name)
+		} else {
+			r.names = append(r.names, name)
+		}
+		if next != nil {
+			return next
+		}
 	}
-	name := r.names[0]
-	r.names = r.names[1:]
-	part := r.parts[name]
-	next := part.pop()
-	if len(part.names)+len(part.turns) == 0 {
-		delete(r.parts, name)
-	} else {
-		r.names = append(r.names, name)
+	if len(r.turns) == 0 {
+		return nil
 	}
+	next := r.turns[0]
+	r.turns = r.turns[1:]
 	return next
 }

@@ -7,12 +7,14 @@
 // defines them.
 //
 // A turn ends with its request, when no goroutine waits for a CPU, or after a short time. So requests that wait for a webhook
-// or for etcd keep no others from beginning, and neither do lists that compute for seconds.
+// or for etcd keep no others from beginning while there are CPUs for them, and lists that compute for seconds keep others
+// waiting for a short time each.
 package turns
 
 import (
 	"context"
 	"runtime/metrics"
+	"slices"
 	"sync"
 	"time"
 
@@ -36,7 +38,7 @@ type Turns struct {
 	busy func() bool
 
 	mu sync.Mutex
-	// taken are the turns that have begun, the earliest first, and those among them that have ended since.
+	// taken are the turns that have begun, some of which have ended since.
 	taken []*turn
 	// under are those of taken that have not ended.
 	under int
@@ -53,8 +55,6 @@ type turn struct {
 	begun chan struct{}
 	began time.Time
 	ended bool
-	// left says that the request no longer waits for its turn.
-	left bool
 }
 
 // New returns turns of which this many are taken at once while goroutines wait for a CPU.
@@ -80,7 +80,7 @@ func goroutinesWait() func() bool {
 func (t *Turns) Begin() (end func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.queued > 0 || t.under >= t.most && t.busy() {
+	if t.queued > 0 || t.full() && t.busy() {
 		return nil
 	}
 	mine := &turn{}
@@ -98,7 +98,7 @@ func (t *Turns) Wait(ctx context.Context, level, flow string, most int) (end fun
 	select {
 	case <-mine.begun:
 	case <-ctx.Done():
-		if t.leave(mine) {
+		if t.leave(mine, level, flow) {
 			return nil
 		}
 	}
@@ -122,14 +122,32 @@ func (t *Turns) ask(level, flow string, most int) *turn {
 	return mine
 }
 
+// full says whether as many turns as may be are taken, and ends those that have lasted long enough.
+func (t *Turns) full() bool {
+	if t.under >= t.most {
+		t.lapse(false)
+	}
+	return t.under >= t.most
+}
+
+// lapse ends the turns that have lasted long enough, or all of them.
+func (t *Turns) lapse(all bool) {
+	now := t.clock.Now()
+	for _, taken := range t.taken {
+		if all || now.Sub(taken.began) >= longest {
+			t.over(taken)
+		}
+	}
+}
+
 // leave takes a request out of those that wait, unless its turn has begun.
-func (t *Turns) leave(mine *turn) bool {
+func (t *Turns) leave(mine *turn, level, flow string) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !mine.began.IsZero() {
 		return false
 	}
-	mine.left = true
+	t.waiting.remove(mine, level, flow)
 	t.queued--
 	return true
 }
@@ -146,12 +164,7 @@ func (t *Turns) end(mine *turn) {
 func (t *Turns) look() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	idle, now := !t.busy(), t.clock.Now()
-	for _, taken := range t.taken {
-		if idle || now.Sub(taken.began) >= longest {
-			t.over(taken)
-		}
-	}
+	t.lapse(!t.busy())
 	t.next()
 	t.looking = t.queued > 0
 	if t.looking {
@@ -161,14 +174,12 @@ func (t *Turns) look() {
 
 // next begins the turns of requests that wait, as many as there may be.
 func (t *Turns) next() {
-	for len(t.taken) > 0 && t.taken[0].ended {
-		t.taken = t.taken[1:]
+	if len(t.taken) > 2*t.under+64 {
+		t.taken = slices.DeleteFunc(t.taken, func(taken *turn) bool { return taken.ended })
 	}
 	for t.queued > 0 && t.under < t.most {
-		if next := t.waiting.pop(); !next.left {
-			t.queued--
-			t.begin(next)
-		}
+		t.queued--
+		t.begin(t.waiting.pop())
 	}
 }
 

@@ -2,6 +2,7 @@ package turns
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -127,32 +128,38 @@ func TestNobodyWaitsForACPU(t *testing.T) {
 	}
 }
 
+// TestLeave: requests whose clients are gone leave their place to others.
 func TestLeave(t *testing.T) {
 	r := newRequests(1)
-	r.ask("l/f/1", "l/f/2", "l/g/1")
+	r.ask("l/f/1", "l/f/2", "l/f/3", "l/f/4", "l/g/1")
 	gone, cancel := context.WithCancel(t.Context())
 	cancel()
 	if r.turns.Wait(gone, "l", "h", inQueue) != nil {
 		t.Error("a request whose context has ended got a turn")
 	}
-	if !r.turns.leave(r.asked["l/f/2"]) {
-		t.Error("a request that waits cannot leave")
+	for _, name := range []string{"l/f/2", "l/f/3"} {
+		if !r.turns.leave(r.asked[name], "l", "f") {
+			t.Error("a request that waits cannot leave")
+		}
 	}
-	if r.turns.leave(r.asked["l/f/1"]) {
+	if r.turns.leave(r.asked["l/f/1"], "l", "f") {
 		t.Error("a request whose turn has begun can leave")
 	}
-	r.end("l/f/1")
-	r.expect(t, "without those that left", "l/f/1", "l/g/1")
-	r.end("l/g/1")
-	r.ask("l/f/3")
-	r.expect(t, "with nobody else", "l/f/1", "l/g/1", "l/f/3")
+	r.ask("l/f/5", "l/f/6")
+	for _, name := range []string{"l/f/1", "l/f/4", "l/g/1", "l/f/5"} {
+		r.end(name)
+	}
+	r.expect(t, "without those that left", "l/f/1", "l/f/4", "l/g/1", "l/f/5", "l/f/6")
+	r.end("l/f/6")
+	r.ask("l/f/7")
+	r.expect(t, "with nobody else", "l/f/1", "l/f/4", "l/g/1", "l/f/5", "l/f/6", "l/f/7")
 }
 
 // TestGoroutinesWait reads Go's own metric.
 func TestGoroutinesWait(t *testing.T) {
 	waits, stop := goroutinesWait(), make(chan struct{})
 	defer close(stop)
-	for range 100 {
+	for range 100 + 2*runtime.GOMAXPROCS(0) {
 		go func() {
 			for {
 				select {
@@ -169,7 +176,7 @@ func TestGoroutinesWait(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-	t.Error("of 100 goroutines that compute none waits for a CPU")
+	t.Error("of 100 goroutines more than CPUs that compute none waits for a CPU")
 }
 
 func TestRoom(t *testing.T) {
@@ -178,9 +185,24 @@ func TestRoom(t *testing.T) {
 	if r.asked["l/flood/4"] == nil || r.asked["l/flood/5"] != nil {
 		t.Errorf("beside one under way not exactly %d of a flow wait", inQueue)
 	}
+	if r.turns.ask("l", "other", 0) != nil || len(r.turns.waiting.parts["l"].parts) != 2 {
+		t.Error("a request waits in a level that has no room, or left something there")
+	}
 	r.end("l/flood/1")
 	r.end("l/flood/2")
 	r.expect(t, "without the one that is too many", "l/flood/1", "l/flood/2", "m/flood/1")
+}
+
+// TestEndedTurnsAreForgotten beside one that lasts.
+func TestEndedTurnsAreForgotten(t *testing.T) {
+	r := newRequests(2)
+	r.ask("l/f/1")
+	for range 1000 {
+		r.turns.Begin()()
+	}
+	if n := len(r.turns.taken); n > 100 {
+		t.Errorf("%d turns are remembered, of which one is taken", n)
+	}
 }
 
 func BenchmarkBegin(b *testing.B) {
