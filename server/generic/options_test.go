@@ -16,15 +16,8 @@ import (
 	"github.com/concord-dev/concord/server/generic"
 )
 
-// parse returns options with their own versions and gates, since a refused value would stay in
+// tryParse returns options with their own versions and gates, since a refused value would stay in
 // those of the process.
-func parse(t *testing.T, args ...string) *generic.Options {
-	t.Helper()
-	o, err := tryParse(t, args...)
-	mustDo(t, err)
-	return o
-}
-
 func tryParse(t *testing.T, args ...string) (*generic.Options, error) {
 	t.Helper()
 	o := generic.NewOptions()
