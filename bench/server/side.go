@@ -24,8 +24,6 @@ type side struct {
 	role     string
 	etcdPort int
 	server   *cluster.Server
-	// flags are those of the server's next run.
-	flags []string
 	// admin and normal are clients over the same connections.
 	admin, normal *cluster.Client
 }
@@ -57,8 +55,7 @@ func newSide(ctx context.Context, dir, role string) (*side, error) {
 		return s, err
 	}
 	if s.server, err = s.Add(role, func(at *cluster.Server) (*exec.Cmd, error) {
-		cmd := process.Self(role, append(s.flags, cluster.Flags(s.Dir, at.Port, "--etcd-servers="+at.Etcd)...)...)
-		return cmd, nil
+		return process.Self(role, cluster.Flags(s.Dir, at.Port, "--etcd-servers="+at.Etcd)...), nil
 	}); err != nil {
 		return s, err
 	}
@@ -76,8 +73,7 @@ func newSide(ctx context.Context, dir, role string) (*side, error) {
 }
 
 // start starts the server, and returns how long it took to become ready.
-func (s *side) start(ctx context.Context, flags ...string) (time.Duration, error) {
-	s.flags = flags
+func (s *side) start(ctx context.Context) (time.Duration, error) {
 	begin := time.Now()
 	if err := s.server.Start(); err != nil {
 		return 0, err
@@ -87,8 +83,8 @@ func (s *side) start(ctx context.Context, flags ...string) (time.Duration, error
 }
 
 // begin is start for callers that do not need the time.
-func (s *side) begin(ctx context.Context, flags ...string) error {
-	_, err := s.start(ctx, flags...)
+func (s *side) begin(ctx context.Context) error {
+	_, err := s.start(ctx)
 	return err
 }
 
