@@ -378,13 +378,30 @@ func wantOutageOutlived(t *testing.T, x *extension, objects int64) {
 
 // TestServicesOfOwnHost: by default a server does not connect to a port of its own host for a
 // Service, here one whose name leads there, neither for a conversion webhook nor for an
-// aggregated API. It does connect to webhooks by URL, which administrators choose.
+// aggregated API. It does connect to webhooks by URL, which administrators choose. An egress selector
+// for other connections changes none of that.
 func TestServicesOfOwnHost(t *testing.T) {
 	t.Parallel()
+	selector := filepath.Join(t.TempDir(), "egress.yaml")
+	must(t, os.WriteFile(selector, []byte(`apiVersion: apiserver.k8s.io/v1beta1
+kind: EgressSelectorConfiguration
+egressSelections:
+- name: controlplane
+  connection: {proxyProtocol: Direct}
+`), 0o600))
+	for name, args := range map[string]string{"default": "", "egress": " --egress-selector-config-file=" + selector} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			refusesOwnHost(t, args)
+		})
+	}
+}
+
+func refusesOwnHost(t *testing.T, args string) {
 	const refusal = "--allow-loopback-services"
 	hook := startConverter(t)
 	c := cluster.New(t)
-	s := c.Start(cluster.Options{Args: refusal + "=false"}, "cautious")[0]
+	s := c.Start(cluster.Options{Args: refusal + "=false" + args}, "cautious")[0]
 	crd := hook.behindService(s, convertibleCRD(hook))
 	createCRD(t, crd, s)
 	fill(t, s, convertiblesV1, 1)

@@ -66,6 +66,9 @@ func (o *Options) newConfigs(options controlplaneoptions.CompletedOptions) (*con
 	if err := reachTokens(shared.LoopbackClientConfig); err != nil {
 		return nil, err
 	}
+	if shared.EgressSelector, err = o.Outbound.Selector(options.EgressSelector.ConfigFile, shared.EgressSelector); err != nil {
+		return nil, fmt.Errorf("--egress-selector-config-file: %w", err)
+	}
 	shared.EffectiveVersion = gates.Reported(shared.EffectiveVersion, o.registry())
 	// Upstream's is the same for all servers of a host.
 	shared.APIServerID = storageversion.NewUpstreamIdentity()

@@ -12,12 +12,16 @@ import (
 
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/logs"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/yaml"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/e2e/vault"
+	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/server/kube"
 	stockserver "github.com/concord-dev/concord/server/stock"
 	"github.com/concord-dev/concord/testbed/process"
@@ -64,6 +68,16 @@ func TestFlags(t *testing.T) {
 		storesPolicies("v1")(t, s, agreements) // v1beta1, if 1.35 had to read them
 		if v, err := s.Kube().Discovery().ServerVersion(); err != nil || v.EmulationMinor != "36" || v.MinCompatibilityMinor != "36" {
 			t.Errorf("clients are told %#v, error %v", v, err)
+		}
+	})
+	t.Run("RuleCost", func(t *testing.T) { // 1.37's relaxed validation waits until 1.36 does not have to read the definition
+		crd := &apiextensionsv1.CustomResourceDefinition{}
+		must(t, yaml.Unmarshal([]byte(`{metadata: {name: costs.example.com}, spec: {group: example.com, scope: Cluster, names: {plural: costs, kind: Cost},
+  versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object,
+    x-kubernetes-validations: [{rule: "self.words.all(w, !self.metadata.name.contains(w))"}],
+    properties: {words: {type: array, maxItems: 10, items: {type: string, maxLength: 100}}}}}}]}}`), crd))
+		if err := s.Objects().Create(t.Context(), crd, client.DryRunAll); err == nil || !strings.Contains(err.Error(), string(gates.CRDBoundedNameCost)) {
+			t.Errorf("a rule that 1.36 refuses is answered with: %v", err)
 		}
 	})
 	t.Run("RuntimeConfig", func(t *testing.T) {

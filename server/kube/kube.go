@@ -23,6 +23,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/gates"
+	"github.com/concord-dev/concord/gates/ratchet"
 	"github.com/concord-dev/concord/join"
 	"github.com/concord-dev/concord/keyring"
 	migratestore "github.com/concord-dev/concord/migrate/store"
@@ -139,6 +140,8 @@ func (s *server) configure() error {
 	if err != nil {
 		return err
 	}
+	crds := &s.config.ApiExtensions.GenericConfig.Config
+	crds.AdmissionControl = ratchet.Admission(crds.AdmissionControl, s.options.GenericServerRunOptions.ComponentGlobalsRegistry.FeatureGateFor(gates.Concord), crds.FeatureGate)
 	if err := planning.ApplyAPIs(s.plan, generic); err != nil {
 		return err
 	}
