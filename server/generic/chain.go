@@ -66,7 +66,7 @@ func (o *Options) newConfigs(options controlplaneoptions.CompletedOptions) (*con
 	if err := reachTokens(shared.LoopbackClientConfig); err != nil {
 		return nil, err
 	}
-	if shared.EgressSelector, err = o.Outbound.Selector(options.EgressSelector.ConfigFile, shared.EgressSelector); err != nil {
+	if shared.EgressSelector, err = newEgressSelector(options.EgressSelector.ConfigFile, shared.EgressSelector, o.Outbound.Dial()); err != nil {
 		return nil, fmt.Errorf("--egress-selector-config-file: %w", err)
 	}
 	shared.EffectiveVersion = gates.Reported(shared.EffectiveVersion, o.registry())

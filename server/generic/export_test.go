@@ -1,8 +1,9 @@
 package generic
 
-// FreshTokens, NewServiceResolver, RootCA and Stoppable export functions for tests.
+// FreshTokens, NewEgressSelector, NewServiceResolver, RootCA and Stoppable export functions for tests.
 var (
 	FreshTokens        = freshTokens
+	NewEgressSelector  = newEgressSelector
 	NewServiceResolver = newServiceResolver
 	RootCA             = rootCA
 	Stoppable          = stoppable

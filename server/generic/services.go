@@ -4,10 +4,15 @@ import (
 	"errors"
 	"net"
 	"net/url"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
+	"k8s.io/apiserver/pkg/server/egressselector"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
 	"k8s.io/apiserver/pkg/util/proxy"
 	"k8s.io/client-go/informers"
@@ -102,4 +107,30 @@ func (r *serviceResolver) ResolveEndpoint(namespace, name string, port int32) (*
 		return r.byName.ResolveEndpoint(namespace, name, port)
 	}
 	return r.byEndpoints.ResolveEndpoint(namespace, name, port)
+}
+
+// newEgressSelector returns the egress selector of a server whose connections to Services are made by dial, unless the egress
+// selector configuration in file sends them through a proxy: a selector that Kubernetes makes from the file dials any
+// address by itself. configured is that one, nil if there is no file; then nil is returned.
+func newEgressSelector(file string, configured *egressselector.EgressSelector, dial utilnet.DialFunc) (*egressselector.EgressSelector, error) {
+	if configured == nil {
+		return nil, nil
+	}
+	read, err := egressselector.ReadEgressSelectorConfiguration(file)
+	if err != nil {
+		return nil, err
+	}
+	dials := map[egressselector.EgressType]utilnet.DialFunc{}
+	for _, to := range []egressselector.EgressType{egressselector.ControlPlane, egressselector.Etcd, egressselector.Cluster} {
+		if dials[to], err = configured.Lookup(to.AsNetworkContext()); err != nil {
+			return nil, err
+		}
+	}
+	proxied := slices.ContainsFunc(read.EgressSelections, func(s apiserver.EgressSelection) bool {
+		return strings.EqualFold(s.Name, egressselector.Cluster.String()) && s.Connection.ProxyProtocol != apiserver.ProtocolDirect
+	})
+	if !proxied {
+		dials[egressselector.Cluster] = dial
+	}
+	return egressselector.NewEgressSelectorWithMap(dials), nil
 }

@@ -1,16 +1,23 @@
 package generic_test
 
 import (
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/server/generic"
+	"github.com/concord-dev/concord/server/outbound"
 )
 
 // TestServiceResolver: where Services are reached, without --enable-aggregator-routing and with it (docs/aggregation.md).
@@ -53,5 +60,57 @@ func TestServiceResolver(t *testing.T) {
 				t.Errorf("%s, with routing %t: %v, %v, want %q", name, routing, got, err, want)
 			}
 		}
+	}
+}
+
+// TestEgressSelector: an egress selector that sends connections to Services through no proxy does not let them lead to the
+// server's host, and one that does leaves that to the proxy.
+func TestEgressSelector(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	for selections, refused := range map[string]bool{
+		"[{name: etcd, connection: {proxyProtocol: Direct}}]":                                                           true,
+		"[{name: cluster, connection: {proxyProtocol: Direct}}]":                                                        true,
+		"[{name: Cluster, connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: /nowhere/socket}}}}]":     false,
+		"[{name: controlplane, connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: /nowhere/other}}}}]": true,
+	} {
+		file := filepath.Join(t.TempDir(), "egress.yaml")
+		if err := os.WriteFile(file, []byte("apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections: "+selections), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		read, err := egressselector.ReadEgressSelectorConfiguration(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		upstream, err := egressselector.NewEgressSelector(read)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range []outbound.Config{{}, {AllowLoopback: true}} {
+			selector, err := generic.NewEgressSelector(file, upstream, c.Dial())
+			if err != nil {
+				t.Fatal(err)
+			}
+			dial, err := selector.Lookup(egressselector.Cluster.AsNetworkContext())
+			if err != nil {
+				t.Fatal(err)
+			}
+			conn, err := dial(t.Context(), "tcp", listener.Addr().String())
+			if err == nil {
+				_ = conn.Close()
+			}
+			if errors.Is(err, outbound.ErrOwnHost) != (refused && !c.AllowLoopback) || (err == nil) != (refused && c.AllowLoopback) {
+				t.Errorf("%s, allowed %t: %v", selections, c.AllowLoopback, err)
+			}
+			if other, err := selector.Lookup(egressselector.ControlPlane.AsNetworkContext()); err != nil || (other == nil) == strings.Contains(selections, "controlplane") {
+				t.Errorf("%s: to the control plane by %p: %v", selections, other, err)
+			}
+		}
+	}
+	if none, err := generic.NewEgressSelector("", nil, nil); none != nil || err != nil {
+		t.Errorf("without a file: %v, %v", none, err)
 	}
 }

@@ -11,15 +11,11 @@ import (
 	"net"
 	"net/netip"
 	"net/url"
-	"slices"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
-	"k8s.io/apiserver/pkg/apis/apiserver"
-	"k8s.io/apiserver/pkg/server/egressselector"
 )
 
 // AllowFlag allows the connections that are refused by default.
@@ -56,32 +52,6 @@ func (c Config) Dial() utilnet.DialFunc {
 		dialer.ControlContext = func(_ context.Context, _, address string, _ syscall.RawConn) error { return check(address) }
 	}
 	return dialer.DialContext
-}
-
-// Selector returns the egress selector of a server whose connections to Services are made by Dial, unless the egress
-// selector configuration in file sends them through a proxy: a selector that Kubernetes makes from the file dials any
-// address by itself. configured is that one, nil if there is no file; then nil is returned.
-func (c Config) Selector(file string, configured *egressselector.EgressSelector) (*egressselector.EgressSelector, error) {
-	if configured == nil {
-		return nil, nil
-	}
-	read, err := egressselector.ReadEgressSelectorConfiguration(file)
-	if err != nil {
-		return nil, err
-	}
-	dials := map[egressselector.EgressType]utilnet.DialFunc{}
-	for _, to := range []egressselector.EgressType{egressselector.ControlPlane, egressselector.Etcd, egressselector.Cluster} {
-		if dials[to], err = configured.Lookup(to.AsNetworkContext()); err != nil {
-			return nil, err
-		}
-	}
-	proxied := slices.ContainsFunc(read.EgressSelections, func(s apiserver.EgressSelection) bool {
-		return strings.EqualFold(s.Name, egressselector.Cluster.String()) && s.Connection.ProxyProtocol != apiserver.ProtocolDirect
-	})
-	if !proxied {
-		dials[egressselector.Cluster] = c.Dial()
-	}
-	return egressselector.NewEgressSelectorWithMap(dials), nil
 }
 
 // ServiceResolver returns where a Service is; the aggregator and webhooks have an interface of their own for it.

@@ -8,14 +8,11 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
 
 	"golang.org/x/net/dns/dnsmessage"
-	"k8s.io/apiserver/pkg/server/egressselector"
 	"k8s.io/apiserver/pkg/util/webhook"
 	aggregatorapiserver "k8s.io/kube-aggregator/pkg/apiserver"
 )
@@ -84,54 +81,6 @@ func TestDial(t *testing.T) {
 	}
 	if n := reached.Load(); n != 2 {
 		t.Errorf("%d connections got through, want 2", n)
-	}
-}
-
-// TestSelector: an egress selector that sends connections to Services through no proxy does not let them lead to the
-// server's host, and one that does leaves that to the proxy.
-func TestSelector(t *testing.T) {
-	port, _ := localServer(t)
-	for selections, refused := range map[string]bool{
-		"[{name: etcd, connection: {proxyProtocol: Direct}}]":                                                           true,
-		"[{name: cluster, connection: {proxyProtocol: Direct}}]":                                                        true,
-		"[{name: Cluster, connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: /nowhere/socket}}}}]":     false,
-		"[{name: controlplane, connection: {proxyProtocol: HTTPConnect, transport: {uds: {udsName: /nowhere/other}}}}]": true,
-	} {
-		file := filepath.Join(t.TempDir(), "egress.yaml")
-		if err := os.WriteFile(file, []byte("apiVersion: apiserver.k8s.io/v1beta1\nkind: EgressSelectorConfiguration\negressSelections: "+selections), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		read, err := egressselector.ReadEgressSelectorConfiguration(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		upstream, err := egressselector.NewEgressSelector(read)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, c := range []Config{{}, {AllowLoopback: true}} {
-			selector, err := c.Selector(file, upstream)
-			if err != nil {
-				t.Fatal(err)
-			}
-			dial, err := selector.Lookup(egressselector.Cluster.AsNetworkContext())
-			if err != nil {
-				t.Fatal(err)
-			}
-			conn, err := dial(t.Context(), "tcp", net.JoinHostPort("127.0.0.1", port))
-			if err == nil {
-				_ = conn.Close()
-			}
-			if errors.Is(err, ErrOwnHost) != (refused && !c.AllowLoopback) || (err == nil) != (refused && c.AllowLoopback) {
-				t.Errorf("%s, allowed %t: %v", selections, c.AllowLoopback, err)
-			}
-			if other, err := selector.Lookup(egressselector.ControlPlane.AsNetworkContext()); err != nil || (other == nil) == strings.Contains(selections, "controlplane") {
-				t.Errorf("%s: to the control plane by %p: %v", selections, other, err)
-			}
-		}
-	}
-	if none, err := (Config{}).Selector("", nil); none != nil || err != nil {
-		t.Errorf("without a file: %v, %v", none, err)
 	}
 }
 
