@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -439,6 +440,7 @@ func refusesOwnHost(t *testing.T, args string) {
 		}
 		return fmt.Errorf("its conditions are %+v", found.Status.Conditions)
 	})
+	refusesToAsk(t, s, service.Spec.CABundle, service.Spec.Service.Port, refusal)
 	if n := hook.calls(); n > 0 {
 		t.Errorf("%d calls got through", n)
 	}
@@ -458,6 +460,34 @@ func refusesOwnHost(t *testing.T, args string) {
 	if hook.calls() == 0 {
 		t.Error("a webhook by URL is not called")
 	}
+}
+
+// refusesToAsk makes an admission webhook on the server's host, which is not called: it refuses every object.
+func refusesToAsk(t *testing.T, s *cluster.Server, ca []byte, port *int32, refusal string) {
+	t.Helper()
+	if _, err := s.Kube().AdmissionregistrationV1().ValidatingWebhookConfigurations().Create(t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{Name: "inside"},
+		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
+			Name: "inside.example.com", Rules: []admissionregistrationv1.RuleWithOperations{{
+				Operations: []admissionregistrationv1.OperationType{admissionregistrationv1.Create},
+				Rule:       admissionregistrationv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"configmaps"}},
+			}},
+			ClientConfig: admissionregistrationv1.WebhookClientConfig{
+				CABundle: ca,
+				Service:  &admissionregistrationv1.ServiceReference{Namespace: metav1.NamespaceDefault, Name: converterService, Port: port},
+			},
+			SideEffects: ptr.To(admissionregistrationv1.SideEffectClassNone), AdmissionReviewVersions: []string{"v1"},
+		}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	cluster.Eventually(t, time.Minute, "an admission webhook on the server's host refuses all, uncalled", func(ctx context.Context) error {
+		_, err := s.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "refused"}}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil || !strings.Contains(err.Error(), refusal) {
+			return fmt.Errorf("a ConfigMap is answered with %w", err)
+		}
+		return nil
+	})
 }
 
 // calls returns how many calls the webhook has answered.
