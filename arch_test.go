@@ -81,7 +81,7 @@ var arrows = []arrow{
 	{folder: "join/internal/filters", own: []string{"api", "compat", "join/roles"}, why: "HTTP filters: what they decide on is in the request"},
 	{folder: "join/internal/inprocess", own: []string{}, why: "a transport over a handler"},
 	{folder: "join/internal/local", own: []string{}, why: "serves groups that it is given"},
-	{folder: "join/internal/turns", own: []string{}, why: "queues requests, of which it knows the priority level and the flow"},
+	{folder: "join/internal/turns", own: []string{"workers"}, why: "queues requests, of which it knows the priority level and the flow"},
 	{folder: "join", own: []string{"compat", "build", "connect", "agree", "evolve", "api", "listwatch", "member", "fence", "migrate", "stored", "keyring", "controller", "dashboard", "verdict", "join", "workers"}, forbidden: kube, why: "the one wiring, a library for all who build on k8s.io/apiserver: it compiles nothing of k8s.io/kubernetes"},
 	{folder: "embedded", own: []string{}, forbidden: append(genericly, kube...), why: "an etcd in a process: it knows neither server nor what is stored"},
 	{folder: "pki", own: []string{}, forbidden: append(append(genericly, kube...), "go.etcd.io"), why: "certificates in files: it knows no server"},

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -62,8 +64,10 @@ func New(most int) *Turns {
 	return &Turns{
 		most:  most,
 		clock: clock.RealClock{},
-		later: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
-		busy:  goroutinesWait(),
+		later: func(d time.Duration, f func()) {
+			time.AfterFunc(d, func() { _ = workers.Do(context.Background(), "turns", func() error { f(); return nil }) })
+		},
+		busy: goroutinesWait(),
 	}
 }
 
@@ -164,10 +168,10 @@ func (t *Turns) end(mine *turn) {
 func (t *Turns) look() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.looking = false
 	t.lapse(!t.busy())
 	t.next()
-	t.looking = t.queued > 0
-	if t.looking {
+	if t.looking = t.queued > 0; t.looking {
 		t.later(between, t.look)
 	}
 }
