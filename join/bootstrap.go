@@ -33,43 +33,50 @@ const (
 	permissionPoll = 100 * time.Millisecond
 )
 
-// bootstrap is the post-start hook that creates the objects that the controllers need: their CustomResourceDefinitions
+// bootstrap keeps the objects that the controllers need, and has the controllers wait for them.
+type bootstrap struct {
+	config  Config
+	clients *clients
+	crds    *definitions
+}
+
+// start is the post-start hook that creates the objects that the controllers need: their CustomResourceDefinitions
 // and their permissions. Deleted ones are created again as long as the server runs. The objects of a deleted
 // definition are lost, so that everything is proven again.
-func (j *Join) bootstrap(hook genericapiserver.PostStartHookContext) error {
-	go workers.Loop(hook, "bootstrap", j.keepOwn)
+func (b *bootstrap) start(hook genericapiserver.PostStartHookContext) error {
+	go workers.Loop(hook, "bootstrap", b.keepOwn)
 	return nil
 }
 
 // keepOwn makes the own objects until ctx ends.
-func (j *Join) keepOwn(ctx context.Context) {
-	if j.ensureOwn(ctx) != nil || j.awaitOwnCRDs(ctx) != nil {
+func (b *bootstrap) keepOwn(ctx context.Context) {
+	if b.ensureOwn(ctx) != nil || b.awaitOwnCRDs(ctx) != nil {
 		return // ctx has ended
 	}
 	var looked, viewed time.Time
 	var saidOfView, saidOfRoles string
 	wait.UntilWithContext(ctx, func(ctx context.Context) {
 		now := time.Now()
-		if now.Sub(looked) >= rolesRest && j.clients.forbidden.Swap(false) {
+		if now.Sub(looked) >= rolesRest && b.clients.forbidden.Swap(false) {
 			looked = now
-			j.restoreRoles(ctx, &saidOfRoles)
+			b.restoreRoles(ctx, &saidOfRoles)
 		}
-		if j.config.RBAC && now.Sub(viewed) >= rolesRest {
+		if b.config.RBAC && now.Sub(viewed) >= rolesRest {
 			viewed = now
-			j.keepView(ctx, &saidOfView)
+			b.keepView(ctx, &saidOfView)
 		}
-		if j.lacksOwnCRD() {
+		if b.lacksOwnCRD() {
 			klog.FromContext(ctx).Info("A definition of Concord's own was deleted and is made again: all that is stored will be proven anew")
-			_ = j.ensureOwn(ctx) // ends with ctx
+			_ = b.ensureOwn(ctx) // ends with ctx
 		}
 	}, ownCRDsCheck)
 }
 
 // keepView creates the ClusterRole for people who read, if it is missing. Nothing in the server depends on it, and no
 // refused request would show that it is missing. said is the last logged error, which is not logged again.
-func (j *Join) keepView(ctx context.Context, said *string) {
+func (b *bootstrap) keepView(ctx context.Context, said *string) {
 	text := ""
-	if err := roles.EnsureView(j.clients.kube); err != nil {
+	if err := roles.EnsureView(b.clients.kube); err != nil {
 		text = err.Error()
 	}
 	if text != "" && text != *said {
@@ -80,12 +87,12 @@ func (j *Join) keepView(ctx context.Context, said *string) {
 
 // restoreRoles repairs the roles of the controllers if one of them lacks a permission. said is the last logged error,
 // which is not logged again.
-func (j *Join) restoreRoles(ctx context.Context, said *string) {
+func (b *bootstrap) restoreRoles(ctx context.Context, said *string) {
 	for _, role := range roles.All {
-		if ctx.Err() != nil || role.Granted(ctx, j.clients.kube) {
+		if ctx.Err() != nil || role.Granted(ctx, b.clients.kube) {
 			continue
 		}
-		changed, err := roles.Ensure(j.clients.kube)
+		changed, err := roles.Ensure(b.clients.kube)
 		if changed {
 			*said = ""
 			klog.FromContext(ctx).Info("Roles of Concord's own controllers, or their bindings, were deleted or changed: what was missing is made again", "user", role.User(), "err", err)
@@ -102,13 +109,13 @@ func (j *Join) restoreRoles(ctx context.Context, said *string) {
 
 // ensureOwn tries until it succeeds or ctx ends, since at first the server's own and other
 // servers' gates may be closed.
-func (j *Join) ensureOwn(ctx context.Context) error {
+func (b *bootstrap) ensureOwn(ctx context.Context) error {
 	var last error
 	began, said := time.Now(), ""
 	err := wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(ctx context.Context) (bool, error) {
-		last = owncrds.Install(ctx, j.clients.objects, j.ownCRDs())
-		if j.config.RBAC {
-			_, err := roles.Ensure(j.clients.kube)
+		last = owncrds.Install(ctx, b.clients.objects, b.ownCRDs())
+		if b.config.RBAC {
+			_, err := roles.Ensure(b.clients.kube)
 			last = errors.Join(last, err)
 		}
 		if last != nil {
@@ -128,16 +135,16 @@ func (j *Join) ensureOwn(ctx context.Context) error {
 
 // ownCRDs are the definitions that the server itself needs. Those of migrations stay where
 // they are, but a server without migrations does not make them.
-func (j *Join) ownCRDs() []*apiextensionsv1.CustomResourceDefinition {
-	if j.config.Silent {
+func (b *bootstrap) ownCRDs() []*apiextensionsv1.CustomResourceDefinition {
+	if b.config.Silent {
 		return versionv1alpha1.CRDs()
 	}
 	return append(migrationv1alpha1.CRDs(), versionv1alpha1.CRDs()...)
 }
 
-func (j *Join) lacksOwnCRD() bool {
-	for _, want := range j.ownCRDs() {
-		if j.crds.get(schema.ParseGroupResource(want.Name)) == nil {
+func (b *bootstrap) lacksOwnCRD() bool {
+	for _, want := range b.ownCRDs() {
+		if b.crds.get(schema.ParseGroupResource(want.Name)) == nil {
 			return true
 		}
 	}
@@ -145,10 +152,10 @@ func (j *Join) lacksOwnCRD() bool {
 }
 
 // awaitOwnCRDs returns when the server's own definitions are established, or ctx ends.
-func (j *Join) awaitOwnCRDs(ctx context.Context) error {
+func (b *bootstrap) awaitOwnCRDs(ctx context.Context) error {
 	return wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(context.Context) (bool, error) {
-		for _, want := range j.ownCRDs() {
-			crd := j.crds.get(schema.ParseGroupResource(want.Name))
+		for _, want := range b.ownCRDs() {
+			crd := b.crds.get(schema.ParseGroupResource(want.Name))
 			if crd == nil || !apihelpers.IsCRDConditionTrue(crd, apiextensionsv1.Established) {
 				return false, nil
 			}
@@ -158,32 +165,32 @@ func (j *Join) awaitOwnCRDs(ctx context.Context) error {
 }
 
 // awaitPermitted returns when a controller may do what it does, or ctx ends.
-func (j *Join) awaitPermitted(ctx context.Context, role roles.Role) error {
-	if !j.config.RBAC {
+func (b *bootstrap) awaitPermitted(ctx context.Context, role roles.Role) error {
+	if !b.config.RBAC {
 		return nil
 	}
 	return wait.PollUntilContextCancel(ctx, permissionPoll, true, func(ctx context.Context) (bool, error) {
-		granted := role.Granted(ctx, j.clients.kube)
+		granted := role.Granted(ctx, b.clients.kube)
 		if !granted { // as if it had been refused what it does not ask for before
-			j.clients.forbidden.Store(true)
+			b.clients.forbidden.Store(true)
 		}
 		return granted, nil
 	})
 }
 
 // acting is the work of a controller, which begins when it may and its definitions are there.
-func (j *Join) acting(role roles.Role, work func(context.Context)) func(context.Context) {
+func (b *bootstrap) acting(role roles.Role, work func(context.Context)) func(context.Context) {
 	return func(ctx context.Context) {
-		if j.awaitOwnCRDs(ctx) == nil {
-			j.permitted(role, work)(ctx)
+		if b.awaitOwnCRDs(ctx) == nil {
+			b.permitted(role, work)(ctx)
 		}
 	}
 }
 
 // permitted is work that begins when the role may do it.
-func (j *Join) permitted(role roles.Role, work func(context.Context)) func(context.Context) {
+func (b *bootstrap) permitted(role roles.Role, work func(context.Context)) func(context.Context) {
 	return func(ctx context.Context) {
-		if j.awaitPermitted(ctx, role) == nil {
+		if b.awaitPermitted(ctx, role) == nil {
 			work(ctx)
 		}
 	}

@@ -214,6 +214,7 @@ type Join struct {
 	local     *local.API
 	storing   *storing
 	crds      *definitions
+	bootstrap *bootstrap
 	migrating *migrating
 	leading   *leading
 	running   *running
@@ -288,6 +289,7 @@ func (j *Join) newHosting() error {
 func (j *Join) newDefinitions() error {
 	var err error
 	j.crds, err = newDefinitions(j.clients, convert.New(j.clients.objects, j.config.Loopback), j.reporting.member, j.storing.fence)
+	j.bootstrap = &bootstrap{config: j.config, clients: j.clients, crds: j.crds}
 	return err
 }
 

@@ -134,7 +134,7 @@ func TestOwnRefused(t *testing.T) {
 		}}).Build()
 		ctx, cancel := context.WithTimeout(klog.NewContext(t.Context(), logger), time.Minute)
 		defer cancel()
-		if err := (&Join{clients: &clients{objects: objects}}).ensureOwn(ctx); err == nil || len(said) != 1 || !strings.Contains(said[0], "a policy wants an owner") {
+		if err := (&bootstrap{clients: &clients{objects: objects}}).ensureOwn(ctx); err == nil || len(said) != 1 || !strings.Contains(said[0], "a policy wants an owner") {
 			t.Errorf("%v, said is %q", err, said)
 		}
 	})
@@ -155,19 +155,19 @@ func TestViewRefused(t *testing.T) {
 		}
 		return false, nil, nil
 	})
-	j := &Join{config: Config{RBAC: true}, clients: &clients{kube: kube, objects: withGadgets(t).Build()}}
+	b := &bootstrap{config: Config{RBAC: true}, clients: &clients{kube: kube, objects: withGadgets(t).Build()}}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := j.ensureOwn(ctx); err != nil || tries > 0 {
+	if err := b.ensureOwn(ctx); err != nil || tries > 0 {
 		t.Fatalf("the controllers wait for the role that people read by: %v, after %d tries", err, tries)
 	}
 	var said string
-	j.keepView(t.Context(), &said)
+	b.keepView(t.Context(), &said)
 	if tries != 1 || !strings.Contains(said, "a webhook refuses it") {
 		t.Errorf("after %d tries it has said %q", tries, said)
 	}
 	refuse = false
-	j.keepView(t.Context(), &said)
+	b.keepView(t.Context(), &said)
 	if _, err := kube.RbacV1().ClusterRoles().Get(t.Context(), roles.View.Name, metav1.GetOptions{}); err != nil || said != "" {
 		t.Errorf("when it is let: %v, %q", err, said)
 	}
@@ -177,16 +177,16 @@ func TestViewRefused(t *testing.T) {
 // message says so, once.
 func TestRolesMadeAgain(t *testing.T) {
 	kube := fake.NewClientset() // its SubjectAccessReviews refuse everything
-	j := &Join{config: Config{RBAC: true}, clients: &clients{kube: kube}}
+	b := &bootstrap{config: Config{RBAC: true}, clients: &clients{kube: kube}}
 	var said string
-	if j.restoreRoles(t.Context(), &said); said != "" {
+	if b.restoreRoles(t.Context(), &said); said != "" {
 		t.Errorf("after roles were made it says %q", said)
 	}
-	if j.restoreRoles(t.Context(), &said); !strings.Contains(said, roles.All[0].User()) {
+	if b.restoreRoles(t.Context(), &said); !strings.Contains(said, roles.All[0].User()) {
 		t.Errorf("where nothing is missing it says %q", said)
 	}
 	must(t, kube.RbacV1().ClusterRoles().Delete(t.Context(), "concord:"+roles.Trigger.Name, metav1.DeleteOptions{}))
-	if j.restoreRoles(t.Context(), &said); said != "" {
+	if b.restoreRoles(t.Context(), &said); said != "" {
 		t.Errorf("after one was deleted it says %q", said)
 	}
 }

@@ -118,7 +118,7 @@ func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
 		return err
 	}
 	mirrored := mirror.New(mirror.Config{Client: objects, Served: served, Logger: klog.Background().WithName("mirror")})
-	j.leading.mirror = j.newElection(roles.MirrorLock, j.acting(roles.Mirror, mirrored.Run))
+	j.leading.mirror = j.newElection(roles.MirrorLock, j.bootstrap.acting(roles.Mirror, mirrored.Run))
 	return nil
 }
 
@@ -145,10 +145,10 @@ func (j *Join) lead(ctx context.Context) {
 		controllers.Go(func() { workers.Loop(ctx, worker, f) })
 	}
 	if !j.config.Silent {
-		run("trigger", j.acting(roles.Trigger, j.leading.trigger.Run))
-		run("tally", j.acting(roles.Tally, j.leading.tally.Run))
+		run("trigger", j.bootstrap.acting(roles.Trigger, j.leading.trigger.Run))
+		run("tally", j.bootstrap.acting(roles.Tally, j.leading.tally.Run))
 	}
-	run("skew", j.acting(roles.Skew, func(ctx context.Context) {
+	run("skew", j.bootstrap.acting(roles.Skew, func(ctx context.Context) {
 		if j.awaitRegistered(ctx) == nil {
 			j.leading.skew.Run(ctx)
 		}

@@ -72,7 +72,7 @@ func (j *Join) attach(server *genericapiserver.GenericAPIServer, hook, check str
 		}
 	}
 	if j.crds.stores {
-		if err := server.AddPostStartHook("concord-bootstrap", j.bootstrap); err != nil {
+		if err := server.AddPostStartHook("concord-bootstrap", j.bootstrap.start); err != nil {
 			return err
 		}
 	}
@@ -223,15 +223,15 @@ func (r *running) begin() (departed bool) {
 		j.hosting.Start(r.controllers)
 	}
 	if !j.config.Silent {
-		loop("collect", j.permitted(roles.Collector, func(ctx context.Context) { j.reporting.collect.Run(ctx, j.leading.election.Leads) }))
+		loop("collect", j.bootstrap.permitted(roles.Collector, func(ctx context.Context) { j.reporting.collect.Run(ctx, j.leading.election.Leads) }))
 	}
 	if j.migrating.claim != nil {
-		loop("migrate", j.acting(roles.Migrator, j.migrating.claim.Run))
+		loop("migrate", j.bootstrap.acting(roles.Migrator, j.migrating.claim.Run))
 	}
 	if !j.config.NoControllers {
 		for worker, e := range map[string]*elect.Election{"election": j.leading.election, "mirror-election": j.leading.mirror} {
 			if e != nil {
-				loop(worker, j.permitted(roles.Election, e.Campaign))
+				loop(worker, j.bootstrap.permitted(roles.Election, e.Campaign))
 			}
 		}
 	}
