@@ -3,6 +3,7 @@ package join
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
 	"strconv"
@@ -10,7 +11,27 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
+	"k8s.io/klog/v2"
+
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/join/internal/local"
+	"github.com/concord-dev/concord/member/hosting"
 )
+
+// newHosting makes an aggregated server run the whole protocol in its own etcd, where it reaches itself through the
+// returned API.
+func newHosting(config Config) (*hosting.Host, *local.API, error) {
+	host := AsComponent(config.Host, compat.ConcordServer, config.Emulation)
+	host.ContentType, host.AcceptContentTypes = "", ""
+	clients, err := clientsOf(host)
+	if err != nil {
+		return nil, nil, fmt.Errorf("the host cluster: %w", err)
+	}
+	return hosting.New(hosting.Config{
+		Objects: clients.objects, Serves: hosting.Discovery(clients.kube.Discovery().RESTClient()), Versions: config.versions(),
+		RenewInterval: config.IdentityLeaseRenewInterval, Logger: klog.Background(),
+	}), local.New(), nil
+}
 
 // Aggregated returns c completed from an aggregated API server's own configuration: the cluster
 // that it belongs to (--kubeconfig), its address, its versions, and the storage of the types in

@@ -93,7 +93,7 @@ func (j *Join) decodes(gr schema.GroupResource) migratestore.Verify {
 	if j.crds.get(gr) != nil {
 		return func(value []byte) error { return convert.Decode(value, &unstructured.Unstructured{}) }
 	}
-	known := stored.Decodes(j.config.Schemes...)
+	known := stored.Decodes(j.storing.config.Schemes...)
 	store, ok := j.storing.fence.Newest(gr)
 	if !ok {
 		return known

@@ -88,7 +88,7 @@ func newHosted(t *testing.T) *hosted {
 	hostEtcd, err := Dial(t.Context(), backend("/host"))
 	must(t, err)
 	t.Cleanup(func() { _ = hostEtcd.Close() }) // the test is over
-	groups, err := localGroups(&storing{config: Config{Etcd: backend("/host")}}, hostEtcd.Client())
+	groups, err := (&storing{config: Config{Etcd: backend("/host")}, etcd: hostEtcd.Client()}).localGroups()
 	must(t, err)
 	handler, err := local.Handler(groups...)
 	must(t, err)
@@ -119,7 +119,7 @@ func (h *hosted) start(url string) {
 	h.store, destroy, err = options.Decorator(options.StorageConfig, "/things", thingKey, func() runtime.Object { return &coordinationv1.Lease{} },
 		func() runtime.Object { return &coordinationv1.LeaseList{} }, storage.DefaultClusterScopedAttr, nil, nil)
 	must(h.t, err)
-	must(h.t, h.j.serveStorageVersions(nil))
+	must(h.t, h.j.storing.serveStorageVersions(nil, h.j.local))
 	h.j.hosting.Reports, err = h.j.reportsOf(func(schema.GroupVersionResource) bool { return true })
 	must(h.t, err)
 	must(h.t, h.j.reporting.member.SetBuiltins(h.j.hosting.Reports))

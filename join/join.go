@@ -37,7 +37,6 @@ import (
 	genericoptions "k8s.io/apiserver/pkg/server/options"
 	"k8s.io/apiserver/pkg/storage/storagebackend"
 	"k8s.io/client-go/rest"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"github.com/concord-dev/concord/build"
@@ -250,40 +249,29 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 		identity:   config.Address + "_" + rand.String(8),
 		clientLoad: clientload.New(clock.RealClock{}),
 	}
-	if err := j.newHosting(); err != nil {
-		return nil, err
-	}
 	var err error
+	if j.config.Host != nil {
+		if j.hosting, j.local, err = newHosting(j.config); err != nil {
+			return nil, err
+		}
+		j.config.Loopback = j.local.Config()
+	}
 	if j.clients, err = newClients(j.config); err != nil {
 		return nil, err
 	}
-	for _, part := range []func() error{j.newReporting, j.newStoring, j.newDefinitions, j.newMigrating, j.newLeading} {
+	if err := j.newReporting(); err != nil {
+		return nil, err
+	}
+	if j.storing, err = newStoring(j.config, etcd.client, j.reporting.member, j.hosting); err != nil {
+		return nil, err
+	}
+	for _, part := range []func() error{j.newDefinitions, j.newMigrating, j.newLeading} {
 		if err := part(); err != nil {
 			return nil, err
 		}
 	}
 	j.running = newRunning(j)
 	return j, nil
-}
-
-// newHosting makes an aggregated server run the whole protocol in its own etcd.
-func (j *Join) newHosting() error {
-	if j.config.Host == nil {
-		return nil
-	}
-	host := AsComponent(j.config.Host, compat.ConcordServer, j.config.Emulation)
-	host.ContentType, host.AcceptContentTypes = "", ""
-	clients, err := clientsOf(host)
-	if err != nil {
-		return fmt.Errorf("the host cluster: %w", err)
-	}
-	j.hosting = hosting.New(hosting.Config{
-		Objects: clients.objects, Serves: hosting.Discovery(clients.kube.Discovery().RESTClient()), Versions: j.config.versions(),
-		RenewInterval: j.config.IdentityLeaseRenewInterval, Logger: klog.Background(),
-	})
-	j.local = local.New()
-	j.config.Loopback = j.local.Config()
-	return nil
 }
 
 func (j *Join) newDefinitions() error {

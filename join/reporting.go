@@ -18,11 +18,8 @@ import (
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/join/internal/filters"
 	"github.com/concord-dev/concord/join/roles"
-	"github.com/concord-dev/concord/keyring"
 	"github.com/concord-dev/concord/member"
-	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
-	"github.com/concord-dev/concord/workers"
 )
 
 // reporting is the server's membership: its Lease and reports, and the collector that buries
@@ -73,25 +70,6 @@ func (j *Join) newReporting() error {
 		j.hosting.Follow(r.member, j.clients.objects)
 	}
 	j.config.Keyring.Listen(r.member.SetEncryption)
-	return nil
-}
-
-// checkKeys has every changed encryption configuration checked before it is loaded: all that
-// is stored must open with it, and all servers must be able to read what is written with it.
-func (j *Join) checkKeys() {
-	j.config.Keyring.SetCheck(func(ctx context.Context, next, present *keyring.Keys) error {
-		known, layout := j.storing.layout()
-		reader := migratestore.NewEtcd(j.etcd.client)
-		if err := next.CheckOthers(ctx, reader, layout, known, j.reporting.member.ID(), 0); err != nil {
-			return err
-		}
-		return next.CheckReload(ctx, reader, layout, known, present)
-	})
-}
-
-// followKeys is the post-start hook that follows the encryption configuration.
-func (j *Join) followKeys(hook genericapiserver.PostStartHookContext) error {
-	go workers.Loop(hook, "encryption", func(ctx context.Context) { j.config.Keyring.Run(ctx, j.config.KeyringInterval) })
 	return nil
 }
 
@@ -161,7 +139,7 @@ func (j *Join) reportsOf(served func(schema.GroupVersionResource) bool) ([]membe
 		if j.hosting != nil && isLocal(store.GroupResource.Group) {
 			continue // exempt from the fence, and nobody else's business
 		}
-		r, err := resourceOf(store, j.config.Schemes, served)
+		r, err := resourceOf(store, j.storing.config.Schemes, served)
 		if err != nil {
 			return nil, err
 		}
@@ -183,11 +161,6 @@ func (j *Join) allReported() error {
 		}
 	}
 	return nil
-}
-
-// switchedOn says whether --runtime-config and the release leave a version on.
-func (s *storing) switchedOn(gvr schema.GroupVersionResource) bool {
-	return len(s.enabled) == 0 || slices.ContainsFunc(s.enabled, func(e resourceEnabled) bool { return e.ResourceEnabled(gvr) })
 }
 
 // resourceOf reads off a store the report on its resource.

@@ -151,7 +151,8 @@ func TestReportsOf(t *testing.T) {
 		{"a cluster's own server", nil, []schema.GroupResource{registry.Leases, things, storageversion.Resource}},
 		{"an aggregated server", &hosting.Host{}, []schema.GroupResource{things}},
 	} {
-		j := &Join{storing: s, hosting: test.hosting, config: Config{Schemes: []*runtime.Scheme{registry.LeaseScheme}}}
+		s.config.Schemes = []*runtime.Scheme{registry.LeaseScheme}
+		j := &Join{storing: s, hosting: test.hosting}
 		reports, err := j.reportsOf(all)
 		must(t, err)
 		got, want := sets.New[schema.GroupResource](), sets.New(test.want...)
@@ -164,7 +165,7 @@ func TestReportsOf(t *testing.T) {
 		if !got.Equal(want) || len(reports) != len(want) {
 			t.Errorf("%s reports %v, want %v", test.name, reports, want)
 		}
-		j.config.Schemes = nil
+		s.config.Schemes = nil
 		if reports, err := j.reportsOf(all); err == nil {
 			t.Errorf("%s without schemes reports %v", test.name, reports)
 		}
@@ -192,31 +193,6 @@ func TestServedAt(t *testing.T) {
 	} {
 		if got := served(gvr); got != want {
 			t.Errorf("%s is served: %t", gvr, got)
-		}
-	}
-}
-
-// switches says which resources are enabled, as a server of the chain does.
-type switches sets.Set[schema.GroupVersionResource]
-
-// ResourceEnabled implements resourceEnabled.
-func (s switches) ResourceEnabled(gvr schema.GroupVersionResource) bool {
-	return sets.Set[schema.GroupVersionResource](s).Has(gvr)
-}
-
-// TestSwitchedOn: each of the servers in a chain knows its own resources only, so a version is on if one
-// server has it on.
-func TestSwitchedOn(t *testing.T) {
-	t.Parallel()
-	first, second, third := things.WithVersion("v1"), things.WithVersion("v2"), things.WithVersion("v3")
-	s := &storing{}
-	if !s.switchedOn(first) {
-		t.Error("where nothing is known of switches, all is on")
-	}
-	s.enabled = []resourceEnabled{switches(sets.New(first)), switches(sets.New(second))}
-	for gvr, want := range map[schema.GroupVersionResource]bool{first: true, second: true, third: false} {
-		if got := s.switchedOn(gvr); got != want {
-			t.Errorf("%s is on: %t", gvr, got)
 		}
 	}
 }

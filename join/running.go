@@ -66,8 +66,8 @@ func (j *Join) Start(server *genericapiserver.GenericAPIServer) error {
 // After PrepareRun no check can be added.
 func (j *Join) attach(server *genericapiserver.GenericAPIServer, hook, check string) error {
 	if j.config.Keyring != nil {
-		j.checkKeys()
-		if err := server.AddPostStartHook("concord-encryption", j.followKeys); err != nil {
+		j.storing.checkKeys(j.reporting.member.ID)
+		if err := server.AddPostStartHook("concord-encryption", j.storing.followKeys); err != nil {
 			return err
 		}
 	}
@@ -128,7 +128,7 @@ func (j *Join) closeAfter() {
 // serveProtocol serves the StorageVersions, reports the resources that the server was built to
 // store, and makes the parts that depend on both.
 func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
-	if err := j.serveStorageVersions(server); err != nil {
+	if err := j.storing.serveStorageVersions(server, j.local); err != nil {
 		return err
 	}
 	reports, err := j.reports(server)

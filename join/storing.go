@@ -1,11 +1,13 @@
 package join
 
 import (
+	"context"
 	"fmt"
 	"path"
 	"slices"
 	"strings"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
 	apiextensionsapi "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions"
 	apiextensionsv1beta1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1beta1"
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
@@ -20,12 +22,18 @@ import (
 	apiregistrationv1 "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1"
 	aggregatorscheme "k8s.io/kube-aggregator/pkg/apiserver/scheme"
 
+	"github.com/concord-dev/concord/agree"
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/fence"
 	"github.com/concord-dev/concord/join/internal/admit"
 	"github.com/concord-dev/concord/join/internal/registry"
+	"github.com/concord-dev/concord/keyring"
+	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/member/hosting"
+	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
+	"github.com/concord-dev/concord/workers"
 )
 
 // storing gives everything that the server stores a fenced store.
@@ -35,6 +43,7 @@ type storing struct {
 	// cached and uncached make stores; nil without a fence.
 	cached, uncached generic.StorageDecorator
 	config           Config
+	etcd             *clientv3.Client
 	sizes            map[schema.GroupResource]int
 	// configs were given to Storage. Start checks that they still have our RESTOptionsGetter.
 	configs []*genericapiserver.Config
@@ -47,25 +56,25 @@ type resourceEnabled interface {
 	ResourceEnabled(resource schema.GroupVersionResource) bool
 }
 
-func (j *Join) newStoring() error {
-	s := &storing{config: j.config}
-	j.storing = s
+// newStoring has m permit the writes, and host in an aggregated server; it is nil in others.
+func newStoring(config Config, etcd *clientv3.Client, m *member.Member, host *hosting.Host) (*storing, error) {
+	s := &storing{config: config, etcd: etcd}
 	var err error
-	if s.sizes, err = genericoptions.ParseWatchCacheSizes(j.config.WatchCacheSizes); err != nil {
-		return fmt.Errorf("--watch-cache-sizes: %w", err)
+	if s.sizes, err = genericoptions.ParseWatchCacheSizes(config.WatchCacheSizes); err != nil {
+		return nil, fmt.Errorf("--watch-cache-sizes: %w", err)
 	}
-	if j.config.Silent {
-		return nil
+	if config.Silent {
+		return s, nil
 	}
-	var permits fence.Permits = j.reporting.member
+	var permits fence.Permits = m
 	uncached := sets.New(schema.GroupResource{Resource: "events"}, storageversion.Resource,
 		migrationv1alpha1.StorageStates, migrationv1alpha1.StorageVersionMigrations)
-	if j.hosting != nil {
-		permits = j.hosting
+	if host != nil {
+		permits = host
 		uncached.Insert(registry.Leases)
 	}
 	s.fence, err = fence.New(fence.Config{
-		Client:  j.etcd.client,
+		Client:  etcd,
 		Permits: permits,
 		// Events as upstream. StorageVersions are read consistently and often: from etcd that
 		// takes a millisecond, while a watch cache first has to learn that it is up to date,
@@ -73,14 +82,14 @@ func (j *Join) newStoring() error {
 		// resource or more, written several times when it comes: in a watch cache, with its
 		// history, they were most of the memory that a server with many CRDs took beyond a stock
 		// one. Hardly anybody but controllers watches them.
-		Uncached:           uncached.Union(j.config.Uncached),
-		CompactionInterval: j.config.Etcd.CompactionInterval,
+		Uncached:           uncached.Union(config.Uncached),
+		CompactionInterval: config.Etcd.CompactionInterval,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	s.cached, s.uncached = s.fence.Decorator(j.config.EnableWatchCache), s.fence.Decorator(false)
-	return nil
+	s.cached, s.uncached = s.fence.Decorator(config.EnableWatchCache), s.fence.Decorator(false)
+	return s, nil
 }
 
 // Storage has all that a server with this configuration stores go through the fence. It is
@@ -200,6 +209,30 @@ func (s *storing) storageOf(resource schema.GroupResource, codec runtime.Codec) 
 		EnableGarbageCollection: false, // they have no dependents to wait for
 		ResourcePrefix:          resource.Resource,
 	})
+}
+
+// switchedOn says whether --runtime-config and the release leave a version on.
+func (s *storing) switchedOn(gvr schema.GroupVersionResource) bool {
+	return len(s.enabled) == 0 || slices.ContainsFunc(s.enabled, func(e resourceEnabled) bool { return e.ResourceEnabled(gvr) })
+}
+
+// checkKeys has every changed encryption configuration checked before it is loaded: all that
+// is stored must open with it, and all servers must be able to read what is written with it. id is this server's at present.
+func (s *storing) checkKeys(id func() agree.ServerID) {
+	s.config.Keyring.SetCheck(func(ctx context.Context, next, present *keyring.Keys) error {
+		known, layout := s.layout()
+		reader := migratestore.NewEtcd(s.etcd)
+		if err := next.CheckOthers(ctx, reader, layout, known, id(), 0); err != nil {
+			return err
+		}
+		return next.CheckReload(ctx, reader, layout, known, present)
+	})
+}
+
+// followKeys is the post-start hook that follows the encryption configuration.
+func (s *storing) followKeys(hook genericapiserver.PostStartHookContext) error {
+	go workers.Loop(hook, "encryption", func(ctx context.Context) { s.config.Keyring.Run(ctx, s.config.KeyringInterval) })
+	return nil
 }
 
 // layout lists the built-in resources that are stored, and says where.

@@ -10,6 +10,7 @@ import (
 	apiextensionsapiserver "k8s.io/apiextensions-apiserver/pkg/apiserver"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/registry/generic"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	serverstorage "k8s.io/apiserver/pkg/server/storage"
@@ -133,16 +134,15 @@ func TestCodecOf(t *testing.T) {
 // fence.
 func TestNewStoring(t *testing.T) {
 	t.Parallel()
-	j := &Join{config: Config{WatchCacheSizes: []string{"configmaps"}}}
-	if err := j.newStoring(); err == nil || !strings.Contains(err.Error(), "--watch-cache-sizes") {
+	if _, err := newStoring(Config{WatchCacheSizes: []string{"configmaps"}}, nil, nil, nil); err == nil || !strings.Contains(err.Error(), "--watch-cache-sizes") {
 		t.Errorf("error %v", err)
 	}
-	j = &Join{config: Config{Silent: true, WatchCacheSizes: []string{"things.example.com#0"}}}
-	must(t, j.newStoring())
-	if size, ok := j.storing.sizes[things]; j.storing.fence != nil || !ok || size != 0 {
-		t.Errorf("the fence is %v, sizes %v", j.storing.fence, j.storing.sizes)
+	s, err := newStoring(Config{Silent: true, WatchCacheSizes: []string{"things.example.com#0"}}, nil, nil, nil)
+	must(t, err)
+	if size, ok := s.sizes[things]; s.fence != nil || !ok || size != 0 {
+		t.Errorf("the fence is %v, sizes %v", s.fence, s.sizes)
 	}
-	if known, layout := j.storing.layout(); len(known) != 0 || len(layout.Special) != 0 {
+	if known, layout := s.layout(); len(known) != 0 || len(layout.Special) != 0 {
 		t.Errorf("of a server without stores all is known of %v, %v", known, layout)
 	}
 }
@@ -180,6 +180,31 @@ func TestStorageOfAChain(t *testing.T) {
 	}
 	if aggregated.AdmissionControl == nil {
 		t.Error("a server without admission lets anybody write what only Concord's controllers may")
+	}
+}
+
+// switches says which resources are enabled, as a server of the chain does.
+type switches sets.Set[schema.GroupVersionResource]
+
+// ResourceEnabled implements resourceEnabled.
+func (s switches) ResourceEnabled(gvr schema.GroupVersionResource) bool {
+	return sets.Set[schema.GroupVersionResource](s).Has(gvr)
+}
+
+// TestSwitchedOn: each of the servers in a chain knows its own resources only, so a version is on if one
+// server has it on.
+func TestSwitchedOn(t *testing.T) {
+	t.Parallel()
+	first, second, third := things.WithVersion("v1"), things.WithVersion("v2"), things.WithVersion("v3")
+	s := &storing{}
+	if !s.switchedOn(first) {
+		t.Error("where nothing is known of switches, all is on")
+	}
+	s.enabled = []resourceEnabled{switches(sets.New(first)), switches(sets.New(second))}
+	for gvr, want := range map[schema.GroupVersionResource]bool{first: true, second: true, third: false} {
+		if got := s.switchedOn(gvr); got != want {
+			t.Errorf("%s is on: %t", gvr, got)
+		}
 	}
 }
 
