@@ -32,8 +32,8 @@ const definitionResync = 10 * time.Second
 // definitions holds the part of the CustomResourceDefinitions that the protocol needs: the versions, the storage
 // version, and how objects are converted. Schemas are dropped, since the server already holds them once.
 type definitions struct {
-	member   *member.Member
-	fence    *fence.Fence // nil in a server that reports nothing
+	// fence is set when it is made, after the member, which looks at the definitions; nil in a server that reports nothing.
+	fence    *fence.Fence
 	raw      rest.Interface
 	convert  *convert.Resources
 	informer cache.SharedIndexInformer
@@ -45,9 +45,9 @@ type definitions struct {
 	synced atomic.Pointer[cache.InformerSynced]
 }
 
-func newDefinitions(clients *clients, convert *convert.Resources, m *member.Member, f *fence.Fence) (*definitions, error) {
+func newDefinitions(clients *clients, convert *convert.Resources) (*definitions, error) {
 	d := &definitions{
-		member: m, fence: f, convert: convert,
+		convert:  convert,
 		raw:      clients.kube.Discovery().RESTClient(),
 		informer: informDefinitions(clients.objects, definitionResync),
 	}
@@ -88,17 +88,17 @@ func (d *definitions) run(ctx context.Context) {
 }
 
 // follow registers the handler that passes every definition to the member.
-func (d *definitions) follow() error {
+func (d *definitions) follow(m *member.Member) error {
 	registration, err := d.informer.AddEventHandler(listwatch.Handler("definitions", cache.ResourceEventHandlerFuncs{
-		AddFunc: func(obj any) { d.member.ObserveCRD(obj.(*apiextensionsv1.CustomResourceDefinition)) },
+		AddFunc: func(obj any) { m.ObserveCRD(obj.(*apiextensionsv1.CustomResourceDefinition)) },
 		UpdateFunc: func(old, obj any) {
 			was, is := old.(*apiextensionsv1.CustomResourceDefinition), obj.(*apiextensionsv1.CustomResourceDefinition)
-			d.member.ObserveCRD(is)
+			m.ObserveCRD(is)
 			d.compare(was, is)
 		},
 		DeleteFunc: func(obj any) {
 			if crd, ok := listwatch.Deleted[*apiextensionsv1.CustomResourceDefinition](obj); ok {
-				d.member.ForgetCRD(crd)
+				m.ForgetCRD(crd)
 			}
 		},
 	}))

@@ -14,6 +14,7 @@ import (
 	"github.com/concord-dev/concord/join/internal/filters"
 	"github.com/concord-dev/concord/join/internal/turns"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/member/hosting"
 )
 
 // startedCheck passes when Start has been called: without that all writes are refused, for ever.
@@ -41,7 +42,7 @@ func (j *Join) Handlers(c *genericapiserver.Config) {
 	}
 	c.BuildHandlerChainFunc = func(handler http.Handler, c *genericapiserver.Config) http.Handler {
 		handler = filters.Again(handler, c.Serializer, func(gr schema.GroupResource) bool { return j.crds.get(gr) != nil })
-		handler = j.gate(j.clientLoad.Wrap(handler), c.Serializer)
+		handler = j.reporting.gate(j.clientLoad.Wrap(handler), c.Serializer)
 		handler = j.reporting.drain.Wrap(handler, c.Serializer, c.LongRunningFunc)
 		handler = filters.Stopping(handler, c.ShutdownInitiatedNotify())
 		if j.hosting == nil { // an aggregated server has releases of its own
@@ -60,23 +61,23 @@ var cohabitants = map[schema.GroupResource]schema.GroupResource{
 
 // gate is the HTTP filter that answers 503 to writes of built-in resources that this
 // server has not reported (KEP-2339, "Updating StorageVersion").
-func (j *Join) gate(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
+func (r *reporting) gate(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
 	registerRefused()
-	reject := func(w http.ResponseWriter, r *http.Request, err error) {
-		refused.WithLabelValues(j.refusal()).Inc()
-		filters.Answer(serializer, w, r, err)
+	reject := func(w http.ResponseWriter, request *http.Request, err error) {
+		refused.WithLabelValues(r.refusal()).Inc()
+		filters.Answer(serializer, w, request, err)
 	}
-	if j.hosting != nil {
-		next = j.hostGate(next, reject)
+	if r.host != nil {
+		next = hostGate(r.host, next, reject)
 	}
-	return j.reporting.member.Gate(next, describe, reject)
+	return r.member.Gate(next, describe, reject)
 }
 
 // hostGate is the gate of an aggregated server for resources that it has not reported to its host cluster yet.
-func (j *Join) hostGate(next http.Handler, reject func(http.ResponseWriter, *http.Request, error)) http.Handler {
+func hostGate(host *hosting.Host, next http.Handler, reject func(http.ResponseWriter, *http.Request, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if request, ok := describe(r); ok && request.Writes() {
-			if err := j.hosting.Admit(r.Context(), request.Resource); err != nil {
+			if err := host.Admit(r.Context(), request.Resource); err != nil {
 				reject(w, r, err)
 				return
 			}
@@ -86,8 +87,8 @@ func (j *Join) hostGate(next http.Handler, reject func(http.ResponseWriter, *htt
 }
 
 // refusal says, for a metric, why the gate refuses writes now.
-func (j *Join) refusal() string {
-	return refusalOf(j.etcd.health.WentBack(), j.etcd.health.Unwritable())
+func (r *reporting) refusal() string {
+	return refusalOf(r.health.WentBack(), r.health.Unwritable())
 }
 
 func refusalOf(wentBack, unwritable error) string {

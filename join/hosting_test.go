@@ -120,7 +120,7 @@ func (h *hosted) start(url string) {
 		func() runtime.Object { return &coordinationv1.LeaseList{} }, storage.DefaultClusterScopedAttr, nil, nil)
 	must(h.t, err)
 	must(h.t, h.j.storing.serveStorageVersions(nil, h.j.local))
-	h.j.hosting.Reports, err = h.j.reportsOf(func(schema.GroupVersionResource) bool { return true })
+	h.j.hosting.Reports, err = h.j.reporting.reportsOf(h.j.storing, func(schema.GroupVersionResource) bool { return true })
 	must(h.t, err)
 	must(h.t, h.j.reporting.member.SetBuiltins(h.j.hosting.Reports))
 	h.local = h.j.clients.objects
@@ -409,7 +409,7 @@ func (h *hosted) wantRefused(because string) {
 // request sends a request through the gate, and returns the gate's answer; 418 means that the gate let it pass.
 func (h *hosted) request(method, resource string) (status int, retryAfter string) {
 	h.t.Helper()
-	gate := h.j.gate(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), serializer.NewCodecFactory(registry.LeaseScheme))
+	gate := h.j.reporting.gate(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) }), serializer.NewCodecFactory(registry.LeaseScheme))
 	r := httptest.NewRequestWithContext(h.t.Context(), method, "/apis/example.com/v1/"+resource, http.NoBody)
 	info := &apirequest.RequestInfo{IsResourceRequest: true, APIGroup: things.Group, APIVersion: "v1", Resource: resource, Verb: map[string]string{http.MethodGet: "list", http.MethodPost: "create"}[method]}
 	w := httptest.NewRecorder()

@@ -259,13 +259,18 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	if j.clients, err = newClients(j.config); err != nil {
 		return nil, err
 	}
-	if err := j.newReporting(); err != nil {
+	if j.crds, err = newDefinitions(j.clients, convert.New(j.clients.objects, j.config.Loopback)); err != nil {
+		return nil, err
+	}
+	if j.reporting, err = newReporting(j.config, etcd, j.clients, j.hosting, j.crds); err != nil {
 		return nil, err
 	}
 	if j.storing, err = newStoring(j.config, etcd.client, j.reporting.member, j.hosting); err != nil {
 		return nil, err
 	}
-	for _, part := range []func() error{j.newDefinitions, j.newMigrating, j.newLeading} {
+	j.crds.fence = j.storing.fence
+	j.bootstrap = &bootstrap{config: j.config, clients: j.clients, crds: j.crds}
+	for _, part := range []func() error{j.newMigrating, j.newLeading} {
 		if err := part(); err != nil {
 			return nil, err
 		}
@@ -274,21 +279,9 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	return j, nil
 }
 
-func (j *Join) newDefinitions() error {
-	var err error
-	j.crds, err = newDefinitions(j.clients, convert.New(j.clients.objects, j.config.Loopback), j.reporting.member, j.storing.fence)
-	j.bootstrap = &bootstrap{config: j.config, clients: j.clients, crds: j.crds}
-	return err
-}
-
 // Ready returns an error of one line that names the built-in resources which the server has not
 // reported yet; nil if it has reported all.
-func (j *Join) Ready() error {
-	if err := j.reporting.member.Ready(); err != nil || j.hosting == nil {
-		return err
-	}
-	return j.hosting.Ready()
-}
+func (j *Join) Ready() error { return j.reporting.ready() }
 
 // Reported says whether the server has reported all that it has to, custom resources too.
 func (j *Join) Reported() bool { return j.reporting.member.AllReported() }

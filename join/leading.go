@@ -149,7 +149,7 @@ func (j *Join) lead(ctx context.Context) {
 		run("tally", j.bootstrap.acting(roles.Tally, j.leading.tally.Run))
 	}
 	run("skew", j.bootstrap.acting(roles.Skew, func(ctx context.Context) {
-		if j.awaitRegistered(ctx) == nil {
+		if j.reporting.awaitRegistered(ctx) == nil {
 			j.leading.skew.Run(ctx)
 		}
 	}))

@@ -2,6 +2,7 @@ package join
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -10,15 +11,18 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/controller/collect"
 	"github.com/concord-dev/concord/fence"
+	"github.com/concord-dev/concord/join/internal/etcdhealth"
 	"github.com/concord-dev/concord/join/internal/filters"
 	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/member"
+	"github.com/concord-dev/concord/member/hosting"
 	"github.com/concord-dev/concord/stored"
 )
 
@@ -26,51 +30,51 @@ import (
 // others.
 type reporting struct {
 	member *member.Member
+	// host is nil but in an aggregated server.
+	host   *hosting.Host
+	health *etcdhealth.Health
 	// collect is nil in a server that reports nothing.
 	collect *collect.Collector
 	drain   *filters.Drain
-	// builtins are the resources that Start has reported.
+	// builtins are the resources that Start has reported, of these stores; nil in a server that reports nothing.
 	builtins []member.Resource
+	stores   *storing
 }
 
-func (j *Join) newReporting() error {
-	r := &reporting{drain: filters.NewDrain()}
-	j.reporting = r
-	config := member.Config{
-		Client:        j.clients.objects,
-		Versions:      j.config.versions(),
-		LeaseDuration: j.config.IdentityLeaseDuration,
-		RenewInterval: j.config.IdentityLeaseRenewInterval,
-		Storage:       j.etcd.health.Unwritable,
+func newReporting(config Config, etcd *Etcd, clients *clients, host *hosting.Host, crds *definitions) (*reporting, error) {
+	r := &reporting{host: host, health: etcd.health, drain: filters.NewDrain()}
+	membership := member.Config{
+		Client:        clients.objects,
+		Versions:      config.versions(),
+		LeaseDuration: config.IdentityLeaseDuration,
+		RenewInterval: config.IdentityLeaseRenewInterval,
+		Storage:       etcd.health.Unwritable,
 		Logger:        klog.Background().WithName("member"),
 	}
 	var err error
-	if j.config.Silent {
-		config.Erase = eraseStorageVersions(j.etcd.client, j.config.Etcd.Prefix)
+	if config.Silent {
+		membership.Erase = eraseStorageVersions(etcd.client, config.Etcd.Prefix)
 	} else {
-		collector, err := j.clients.as(roles.Collector)
+		collector, err := clients.as(roles.Collector)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		r.collect = collect.New(collect.Config{Client: collector.objects, Logger: klog.Background().WithName("collect")})
 		// A server that stops takes no writes any more but its own, so it buries itself as itself.
-		config.Bury = collect.New(collect.Config{Client: j.clients.objects, Logger: klog.Background().WithName("collect")}).Bury
-		config.CustomResourcesKnown = func() bool { return j.crds.known() }
-		config.Rebuild = func(ctx context.Context, crd string, gr schema.GroupResource, served string) {
-			j.crds.rebuild(ctx, crd, gr, served)
-		}
-		if config.Metrics, err = memberMetrics(); err != nil {
-			return err
+		membership.Bury = collect.New(collect.Config{Client: clients.objects, Logger: klog.Background().WithName("collect")}).Bury
+		membership.CustomResourcesKnown, membership.Rebuild = crds.known, crds.rebuild
+		if membership.Metrics, err = memberMetrics(); err != nil {
+			return nil, err
 		}
 	}
-	if r.member, err = member.New(config); err != nil {
-		return err
+	if r.member, err = member.New(membership); err != nil {
+		return nil, err
 	}
-	if j.hosting != nil {
-		j.hosting.Follow(r.member, j.clients.objects)
+	if host != nil {
+		host.Follow(r.member, clients.objects)
 	}
-	j.config.Keyring.Listen(r.member.SetEncryption)
-	return nil
+	config.Keyring.Listen(r.member.SetEncryption)
+	return r, nil
 }
 
 // eraseStorageVersions returns a function that deletes all StorageVersions, with one request to etcd:
@@ -83,16 +87,29 @@ func eraseStorageVersions(etcd *clientv3.Client, prefix string) func(context.Con
 	}
 }
 
-// reports returns the server's reports of its built-in resources: for each the group/version that its store writes,
-// the versions that the schemes can read, and the versions that are served.
-func (j *Join) reports(server *genericapiserver.GenericAPIServer) ([]member.Resource, error) {
-	reports, err := j.reportsOf(servedAt(server.ListedPaths(), servedResources(server), j.storing.switchedOn))
-	for _, r := range reports {
-		if j.hosting != nil && len(r.Served) == 0 {
-			klog.Background().Info("Stored, and not served as a resource of its own: clients, and so migrations, do not reach its objects", "resource", r.GroupResource.String())
+// report reports the built-in resources in these stores: for each the group/version that its store writes, the versions
+// that the schemes can read, and the versions that the server serves.
+func (r *reporting) report(server *genericapiserver.GenericAPIServer, stores *storing) error {
+	reports, err := r.reportsOf(stores, servedAt(server.ListedPaths(), servedResources(server), stores.switchedOn))
+	if err != nil {
+		return err
+	}
+	for _, report := range reports {
+		if r.host != nil && len(report.Served) == 0 {
+			klog.Background().Info("Stored, and not served as a resource of its own: clients, and so migrations, do not reach its objects", "resource", report.GroupResource.String())
 		}
 	}
-	return reports, err
+	if r.host != nil && len(reports) == 0 {
+		return errors.New("join: nothing is stored through the RESTOptionsGetter that Join has set: install all API groups before Start, and build their storage with it; a server that stores nothing needs no join")
+	}
+	if err := r.member.SetBuiltins(reports); err != nil {
+		return err
+	}
+	r.builtins, r.stores = reports, stores
+	if r.host != nil {
+		r.host.Reports = reports
+	}
+	return nil
 }
 
 // servedResources are the resources that a server and those that it delegates to serve, by the path of their group and
@@ -132,35 +149,58 @@ func servedAt(listed []string, at map[string]sets.Set[string], on func(schema.Gr
 	}
 }
 
-// reportsOf is reports, for a caller that knows which versions are served.
-func (j *Join) reportsOf(served func(schema.GroupVersionResource) bool) ([]member.Resource, error) {
+// reportsOf returns the reports of the resources in these stores.
+func (r *reporting) reportsOf(stores *storing, served func(schema.GroupVersionResource) bool) ([]member.Resource, error) {
 	var resources []member.Resource
-	for _, store := range j.storing.fence.Builtins() {
-		if j.hosting != nil && isLocal(store.GroupResource.Group) {
+	for _, store := range stores.fence.Builtins() {
+		if r.host != nil && isLocal(store.GroupResource.Group) {
 			continue // exempt from the fence, and nobody else's business
 		}
-		r, err := resourceOf(store, j.storing.config.Schemes, served)
+		resource, err := resourceOf(store, stores.config.Schemes, served)
 		if err != nil {
 			return nil, err
 		}
-		resources = append(resources, r)
+		resources = append(resources, resource)
 	}
 	return resources, nil
 }
 
 // allReported returns an error if a store was built after Start: its resource is not reported, so that no write of it
 // will be allowed.
-func (j *Join) allReported() error {
-	if j.storing.fence == nil {
+func (r *reporting) allReported() error {
+	if r.stores == nil {
 		return nil
 	}
-	for _, store := range j.storing.fence.Builtins() {
-		reported := slices.ContainsFunc(j.reporting.builtins, func(r member.Resource) bool { return r.GroupResource == store.GroupResource })
-		if !reported && (j.hosting == nil || !isLocal(store.GroupResource.Group)) {
+	for _, store := range r.stores.fence.Builtins() {
+		reported := slices.ContainsFunc(r.builtins, func(b member.Resource) bool { return b.GroupResource == store.GroupResource })
+		if !reported && (r.host == nil || !isLocal(store.GroupResource.Group)) {
 			return fmt.Errorf("join: %s was installed after Start, so that it is not reported and cannot be written: install all API groups before Start", store.GroupResource)
 		}
 	}
 	return nil
+}
+
+// ready is Join.Ready.
+func (r *reporting) ready() error {
+	if err := r.member.Ready(); err != nil || r.host == nil {
+		return err
+	}
+	return r.host.Ready()
+}
+
+// awaitReady returns when every built-in resource is reported.
+func (r *reporting) awaitReady(ctx context.Context) error {
+	err := wait.PollUntilContextCancel(ctx, readyPoll, true, func(context.Context) (bool, error) { return r.ready() == nil, nil })
+	if err != nil {
+		return errors.Join(err, r.ready())
+	}
+	return nil
+}
+
+// awaitRegistered returns when this server has an identity Lease: before, it may be that
+// none has.
+func (r *reporting) awaitRegistered(ctx context.Context) error {
+	return wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(context.Context) (bool, error) { return r.member.ID() != "", nil })
 }
 
 // resourceOf reads off a store the report on its resource.

@@ -152,8 +152,8 @@ func TestReportsOf(t *testing.T) {
 		{"an aggregated server", &hosting.Host{}, []schema.GroupResource{things}},
 	} {
 		s.config.Schemes = []*runtime.Scheme{registry.LeaseScheme}
-		j := &Join{storing: s, hosting: test.hosting}
-		reports, err := j.reportsOf(all)
+		r := &reporting{host: test.hosting}
+		reports, err := r.reportsOf(s, all)
 		must(t, err)
 		got, want := sets.New[schema.GroupResource](), sets.New(test.want...)
 		for _, r := range reports {
@@ -166,7 +166,7 @@ func TestReportsOf(t *testing.T) {
 			t.Errorf("%s reports %v, want %v", test.name, reports, want)
 		}
 		s.config.Schemes = nil
-		if reports, err := j.reportsOf(all); err == nil {
+		if reports, err := r.reportsOf(s, all); err == nil {
 			t.Errorf("%s without schemes reports %v", test.name, reports)
 		}
 	}

@@ -131,19 +131,8 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 	if err := j.storing.serveStorageVersions(server, j.local); err != nil {
 		return err
 	}
-	reports, err := j.reports(server)
-	if err != nil {
+	if err := j.reporting.report(server, j.storing); err != nil {
 		return err
-	}
-	if j.hosting != nil && len(reports) == 0 {
-		return errors.New("join: nothing is stored through the RESTOptionsGetter that Join has set: install all API groups before Start, and build their storage with it; a server that stores nothing needs no join")
-	}
-	if err := j.reporting.member.SetBuiltins(reports); err != nil {
-		return err
-	}
-	j.reporting.builtins = reports
-	if j.hosting != nil {
-		j.hosting.Reports = reports
 	}
 	if err := j.newMirror(server); err != nil {
 		return err
@@ -160,7 +149,7 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 		}
 		j.leading.trigger.Look(migrationv1alpha1.ResourceOf(is))
 	}
-	return j.crds.follow()
+	return j.crds.follow(j.reporting.member)
 }
 
 // running are the protocol's loops of a serving process.
@@ -194,13 +183,13 @@ func newRunning(j *Join) *running {
 // start is the post-start hook that passes when every built-in resource is reported, or,
 // of a server that reports nothing, when everybody can know that.
 func (r *running) start(hook genericapiserver.PostStartHookContext) error {
-	if err := r.j.allReported(); err != nil {
+	if err := r.j.reporting.allReported(); err != nil {
 		return err
 	}
 	if r.begin() {
 		return nil
 	}
-	if err := r.j.awaitReady(hook); err != nil && hook.Err() == nil {
+	if err := r.j.reporting.awaitReady(hook); err != nil && hook.Err() == nil {
 		return err
 	}
 	return nil // a hook's error ends the process at once, also one that is stopping
@@ -381,19 +370,4 @@ func (r *running) letStart(ctx context.Context) {
 			select {}
 		}
 	}
-}
-
-// awaitReady returns when every built-in resource is reported.
-func (j *Join) awaitReady(ctx context.Context) error {
-	err := wait.PollUntilContextCancel(ctx, readyPoll, true, func(context.Context) (bool, error) { return j.Ready() == nil, nil })
-	if err != nil {
-		return errors.Join(err, j.Ready())
-	}
-	return nil
-}
-
-// awaitRegistered returns when this server has an identity Lease: before, it may be that
-// none has.
-func (j *Join) awaitRegistered(ctx context.Context) error {
-	return wait.PollUntilContextCancel(ctx, bootstrapRetry, true, func(context.Context) (bool, error) { return j.reporting.member.ID() != "", nil })
 }
