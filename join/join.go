@@ -270,10 +270,11 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	}
 	j.crds.fence = j.storing.fence
 	j.bootstrap = &bootstrap{config: j.config, clients: j.clients, crds: j.crds}
-	for _, part := range []func() error{j.newMigrating, j.newLeading} {
-		if err := part(); err != nil {
-			return nil, err
-		}
+	if j.migrating, err = newMigrating(j.config, j.clients, newEngines(j.config, j.storing, j.crds.convert, j.clientLoad), &j.inProcess, j.reporting.member.ID); err != nil {
+		return nil, err
+	}
+	if err := j.newLeading(); err != nil {
+		return nil, err
 	}
 	j.running = newRunning(j)
 	return j, nil

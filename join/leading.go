@@ -88,13 +88,17 @@ func (j *Join) newTrigger() (*trigger.Controller, error) {
 	if err != nil {
 		return nil, err
 	}
+	counts, err := migrationMetrics()
+	if err != nil {
+		return nil, err
+	}
 	return trigger.New(trigger.Config{
 		Client:   own.objects,
 		Kinds:    newKinds(j.config.Kinds, asked),
 		Census:   j.countLeft,
 		Instance: j.identity,
 		Settle:   j.config.MigrationSettle,
-		Ended:    j.migrating.counts.Ended,
+		Ended:    counts.Ended,
 		Logger:   klog.Background().WithName("trigger"),
 	}), nil
 }

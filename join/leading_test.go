@@ -8,7 +8,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/concord-dev/concord/member/hosting"
-	"github.com/concord-dev/concord/migrate/claim"
 )
 
 // TestServedMigrations: of several versions of storagemigration.k8s.io the best one that is enabled is mirrored.
@@ -59,7 +58,7 @@ func TestNewLeading(t *testing.T) {
 		{"one that reports nothing", true, nil, "concord-controllers-without-storage-versions", true, false},
 		{"an aggregated one", false, &hosting.Host{}, "concord-aggregated", false, false},
 	} {
-		j := &Join{identity: "me", clients: made, hosting: test.hosting, migrating: &migrating{counts: &claim.Metrics{}}}
+		j := &Join{identity: "me", clients: made, hosting: test.hosting}
 		j.config.Silent = test.silent
 		if err := j.newLeading(); err != nil {
 			t.Fatalf("%s: %v", test.name, err)

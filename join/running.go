@@ -144,9 +144,7 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 		}
 	}
 	j.crds.changed = func(is *apiextensionsv1.CustomResourceDefinition) {
-		if j.migrating.claim != nil {
-			j.migrating.claim.ObserveDefinition(is)
-		}
+		j.migrating.observe(is)
 		j.leading.trigger.Look(migrationv1alpha1.ResourceOf(is))
 	}
 	return j.crds.follow(j.reporting.member)
