@@ -26,14 +26,23 @@ import (
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/join/internal/convert"
+	"github.com/concord-dev/concord/join/internal/engines"
 	"github.com/concord-dev/concord/join/internal/filters"
 	"github.com/concord-dev/concord/migrate/claim"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 )
 
-// serveCensus serves census.Path. One census is taken at a time.
-func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
+// counting takes censuses of what this server stores.
+type counting struct {
+	storing *storing
+	crds    *definitions
+	clients *clients
+	engines *engines.Engines
+}
+
+// serve serves census.Path. One census is taken at a time.
+func (c *counting) serve(server *genericapiserver.GenericAPIServer) {
 	taking := make(chan struct{}, 1)
 	server.Handler.NonGoRestfulMux.HandlePrefix(census.Path, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet {
@@ -47,7 +56,7 @@ func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
 			return
 		}
 		verify, _ := strconv.ParseBool(r.URL.Query().Get(census.VerifyParameter)) // false as a default
-		counted, err := j.census(r.Context(), schema.ParseGroupResource(strings.TrimPrefix(r.URL.Path, census.Path)), verify)
+		counted, err := c.census(r.Context(), schema.ParseGroupResource(strings.TrimPrefix(r.URL.Path, census.Path)), verify)
 		if err != nil {
 			filters.Answer(server.Serializer, w, r, err)
 			return
@@ -58,43 +67,43 @@ func (j *Join) serveCensus(server *genericapiserver.GenericAPIServer) {
 }
 
 // census counts the stored values of a resource, and decodes them with verify.
-func (j *Join) census(ctx context.Context, gr schema.GroupResource, verify bool) (*census.Resource, error) {
-	prefix, transformer, err := j.stored(gr)
-	if census.IsNotStored(err, gr) && j.config.Kinds[gr] != "" {
-		prefix, transformer = j.left(gr)
+func (c *counting) census(ctx context.Context, gr schema.GroupResource, verify bool) (*census.Resource, error) {
+	prefix, transformer, err := c.stored(gr)
+	if census.IsNotStored(err, gr) && c.storing.config.Kinds[gr] != "" {
+		prefix, transformer = c.left(gr)
 		err = nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	opened := stored.Opened{Transformer: transformer, Seal: func(value []byte) agree.Seal { return j.config.Keyring.Keys().SealOf(gr, value) }}
+	opened := stored.Opened{Transformer: transformer, Seal: func(value []byte) agree.Seal { return c.storing.config.Keyring.Keys().SealOf(gr, value) }}
 	if verify {
-		opened.Verify = j.decodes(gr)
+		opened.Verify = c.decodes(gr)
 	}
 	counted := &census.Resource{
 		Resource: gr.String(), Rows: []census.Row{},
-		ObjectsPerSecond: j.migrating.engines.Speed(), MaxObjectsPerSecond: j.config.MigrationMaxObjectsPerSecond,
+		ObjectsPerSecond: c.engines.Speed(), MaxObjectsPerSecond: c.storing.config.MigrationMaxObjectsPerSecond,
 	}
-	switch sv, err := j.clients.kube.InternalV1alpha1().StorageVersions().Get(ctx, storageversion.Name(gr), metav1.GetOptions{}); {
+	switch sv, err := c.clients.kube.InternalV1alpha1().StorageVersions().Get(ctx, storageversion.Name(gr), metav1.GetOptions{}); {
 	case err == nil:
 		common, _ := storageversion.Agreement(sv)
 		counted.Encoding = string(common)
 	case !storageversion.IsGone(err):
 		return nil, err
 	}
-	err = stored.Take(ctx, counted, migratestore.NewEtcd(j.etcd.client), prefix, opened)
+	err = stored.Take(ctx, counted, migratestore.NewEtcd(c.storing.etcd), prefix, opened)
 	return counted, err
 }
 
 // decodes says why a value of a resource does not decode: as its store would find, of a custom resource no more than
 // whether it is JSON or CBOR. Values of versions that this server does not know, or of resources that it does not store, decode as
 // they do in stored.
-func (j *Join) decodes(gr schema.GroupResource) migratestore.Verify {
-	if j.crds.get(gr) != nil {
+func (c *counting) decodes(gr schema.GroupResource) migratestore.Verify {
+	if c.crds.get(gr) != nil {
 		return func(value []byte) error { return convert.Decode(value, &unstructured.Unstructured{}) }
 	}
-	known := stored.Decodes(j.storing.config.Schemes...)
-	store, ok := j.storing.fence.Newest(gr)
+	known := stored.Decodes(c.storing.config.Schemes...)
+	store, ok := c.storing.fence.Newest(gr)
 	if !ok {
 		return known
 	}
@@ -109,30 +118,30 @@ func (j *Join) decodes(gr schema.GroupResource) migratestore.Verify {
 
 // left says where a built-in resource that this server does not store has its objects in etcd, if
 // another release has stored any, and how they are encrypted.
-func (j *Join) left(gr schema.GroupResource) (prefix string, transformer value.Transformer) {
-	if transformer = j.config.Keyring.TransformerForResource(gr); transformer == nil {
+func (c *counting) left(gr schema.GroupResource) (prefix string, transformer value.Transformer) {
+	if transformer = c.storing.config.Keyring.TransformerForResource(gr); transformer == nil {
 		transformer = identity.NewEncryptCheckTransformer()
 	}
-	return stored.ResourcePrefix(j.config.Etcd.Prefix, gr, false), transformer
+	return stored.ResourcePrefix(c.storing.config.Etcd.Prefix, gr, false), transformer
 }
 
 // countLeft is trigger.Config.Census: it reads every value of a resource, and says in which
 // encodings those are that are not in the target's or not encrypted with its key.
-func (j *Join) countLeft(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error) {
-	prefix, _, err := j.stored(gr)
+func (c *counting) countLeft(ctx context.Context, gr schema.GroupResource, target evolve.Target) ([]agree.Encoding, error) {
+	prefix, _, err := c.stored(gr)
 	if census.IsNotStored(err, gr) {
-		return nil, j.notStored(ctx, gr)
+		return nil, c.notStored(ctx, gr)
 	}
 	if err != nil {
 		return nil, err
 	}
 	wanted := &migratestore.Target{GroupResource: gr, Encoding: target.Encoding.Plain(), Prefix: prefix}
-	if wanted.Transformer, err = j.config.Keyring.Pin(gr, target.Encoding.Seal()); err != nil {
+	if wanted.Transformer, err = c.storing.config.Keyring.Pin(gr, target.Encoding.Seal()); err != nil {
 		return nil, err
 	}
-	pacer, stop := j.migrating.engines.Pacer(claim.Job{})
+	pacer, stop := c.engines.Pacer(claim.Job{})
 	defer stop()
-	left, err := migratestore.CountLeft(ctx, migratestore.NewEtcd(j.etcd.client), wanted, migratestore.Options{Pacer: pacer})
+	left, err := migratestore.CountLeft(ctx, migratestore.NewEtcd(c.storing.etcd), wanted, migratestore.Options{Pacer: pacer})
 	if err == nil && left.Values > 0 {
 		klog.FromContext(ctx).Info("A census has found values that should not be there", "resource", gr.String(), "values", left.Values, "first", left.First.Key, "which", left.First.Detail)
 	}
@@ -141,11 +150,11 @@ func (j *Join) countLeft(ctx context.Context, gr schema.GroupResource, target ev
 
 // notStored explains why a resource that this server does not know to be stored cannot be counted: another server stores
 // it, or it is a custom resource whose CustomResourceDefinition the informer has not shown yet.
-func (j *Join) notStored(ctx context.Context, gr schema.GroupResource) error {
-	if !j.crds.stores {
+func (c *counting) notStored(ctx context.Context, gr schema.GroupResource) error {
+	if !c.crds.stores {
 		return trigger.ErrNotStored
 	}
-	switch err := j.clients.objects.Get(ctx, client.ObjectKey{Name: gr.String()}, &apiextensionsv1.CustomResourceDefinition{}); {
+	switch err := c.clients.objects.Get(ctx, client.ObjectKey{Name: gr.String()}, &apiextensionsv1.CustomResourceDefinition{}); {
 	case storageversion.IsGone(err):
 		return trigger.ErrNotStored
 	case err != nil:
@@ -155,19 +164,19 @@ func (j *Join) notStored(ctx context.Context, gr schema.GroupResource) error {
 }
 
 // stored says where a resource's objects are in etcd, and how they are encrypted.
-func (j *Join) stored(gr schema.GroupResource) (prefix string, transformer value.Transformer, err error) {
+func (c *counting) stored(gr schema.GroupResource) (prefix string, transformer value.Transformer, err error) {
 	transformer = identity.NewEncryptCheckTransformer()
-	if j.crds.get(gr) != nil {
-		options, err := j.crds.convert.RESTOptions(gr)
+	if c.crds.get(gr) != nil {
+		options, err := c.crds.convert.RESTOptions(gr)
 		if err != nil {
 			return "", nil, err
 		}
 		if t := options.StorageConfig.Transformer; t != nil {
 			transformer = t
 		}
-		return stored.ResourcePrefix(j.config.Etcd.Prefix, gr, true), transformer, nil
+		return stored.ResourcePrefix(c.storing.config.Etcd.Prefix, gr, true), transformer, nil
 	}
-	store, ok := j.storing.fence.Newest(gr)
+	store, ok := c.storing.fence.Newest(gr)
 	if !ok {
 		return "", nil, census.NotStored(gr)
 	}

@@ -155,9 +155,9 @@ func TestNotStored(t *testing.T) {
 	scheme := runtime.NewScheme()
 	must(t, apiextensionsv1.AddToScheme(scheme))
 	crd := &apiextensionsv1.CustomResourceDefinition{ObjectMeta: metav1.ObjectMeta{Name: "widgets.example.com"}}
-	j := &Join{crds: &definitions{stores: true}, clients: &clients{objects: fake.NewClientBuilder().WithScheme(scheme).WithObjects(crd).Build()}}
+	c := &counting{crds: &definitions{stores: true}, clients: &clients{objects: fake.NewClientBuilder().WithScheme(scheme).WithObjects(crd).Build()}}
 	for resource, want := range map[string]bool{"widgets": false, "gadgets": true} {
-		err := j.notStored(t.Context(), schema.GroupResource{Group: "example.com", Resource: resource})
+		err := c.notStored(t.Context(), schema.GroupResource{Group: "example.com", Resource: resource})
 		if err == nil || errors.Is(err, trigger.ErrNotStored) != want {
 			t.Errorf("%s: error %v; stored elsewhere should be %t", resource, err, want)
 		}

@@ -215,6 +215,7 @@ type Join struct {
 	crds      *definitions
 	bootstrap *bootstrap
 	migrating *migrating
+	counting  *counting
 	leading   *leading
 	running   *running
 	inProcess inprocess.Transport
@@ -270,9 +271,11 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	}
 	j.crds.fence = j.storing.fence
 	j.bootstrap = &bootstrap{config: j.config, clients: j.clients, crds: j.crds}
-	if j.migrating, err = newMigrating(j.config, j.clients, newEngines(j.config, j.storing, j.crds.convert, j.clientLoad), &j.inProcess, j.reporting.member.ID); err != nil {
+	engines := newEngines(j.config, j.storing, j.crds.convert, j.clientLoad)
+	if j.migrating, err = newMigrating(j.config, j.clients, engines, &j.inProcess, j.reporting.member.ID); err != nil {
 		return nil, err
 	}
+	j.counting = &counting{storing: j.storing, crds: j.crds, clients: j.clients, engines: engines}
 	if err := j.newLeading(); err != nil {
 		return nil, err
 	}

@@ -95,7 +95,7 @@ func (j *Join) newTrigger() (*trigger.Controller, error) {
 	return trigger.New(trigger.Config{
 		Client:   own.objects,
 		Kinds:    newKinds(j.config.Kinds, asked),
-		Census:   j.countLeft,
+		Census:   j.counting.countLeft,
 		Instance: j.identity,
 		Settle:   j.config.MigrationSettle,
 		Ended:    counts.Ended,

@@ -137,7 +137,7 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 	if err := j.newMirror(server); err != nil {
 		return err
 	}
-	j.serveCensus(server)
+	j.counting.serve(server)
 	if j.hosting == nil { // an aggregated server's cluster has servers that show it
 		if err := j.serveDashboard(server); err != nil {
 			return err
