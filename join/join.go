@@ -31,7 +31,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/version"
 	genericoptions "k8s.io/apiserver/pkg/server/options"
@@ -203,8 +202,6 @@ type Join struct {
 	config  Config
 	etcd    *Etcd
 	clients *clients
-	// identity is this process's in elections: where it serves, and what makes it unique.
-	identity string
 
 	reporting *reporting
 	// hosting is nil but in an aggregated server.
@@ -247,7 +244,6 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	}
 	j := &Join{
 		config: config.withDefaults(), etcd: etcd,
-		identity:   config.Address + "_" + rand.String(8),
 		clientLoad: clientload.New(clock.RealClock{}),
 	}
 	var err error
@@ -276,7 +272,7 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 		return nil, err
 	}
 	j.counting = &counting{storing: j.storing, crds: j.crds, clients: j.clients, engines: engines}
-	if err := j.newLeading(); err != nil {
+	if j.leading, err = newLeading(j.config, j.clients, j.bootstrap, j.hosting, j.reporting.awaitRegistered, j.counting); err != nil {
 		return nil, err
 	}
 	j.running = newRunning(j)

@@ -7,6 +7,7 @@ import (
 
 	storagemigrationv1 "k8s.io/api/storagemigration/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/apimachinery/pkg/version"
 	genericapiserver "k8s.io/apiserver/pkg/server"
 	"k8s.io/client-go/discovery"
@@ -21,6 +22,7 @@ import (
 	"github.com/concord-dev/concord/controller/trigger"
 	"github.com/concord-dev/concord/join/elect"
 	"github.com/concord-dev/concord/join/roles"
+	"github.com/concord-dev/concord/member/hosting"
 	"github.com/concord-dev/concord/workers"
 )
 
@@ -29,6 +31,14 @@ const aggregatedLock = "concord-aggregated"
 
 // leading is the work of the elected server.
 type leading struct {
+	config    Config
+	clients   *clients
+	bootstrap *bootstrap
+	// identity is this process's in elections: where it serves, and what makes it unique.
+	identity string
+	// registered returns when this server has an identity Lease.
+	registered func(context.Context) error
+
 	// elector is the client that runs for election.
 	elector  coordinationclient.LeasesGetter
 	election *elect.Election
@@ -39,48 +49,48 @@ type leading struct {
 	tally   *tally.Controller
 }
 
-func (j *Join) newLeading() error {
-	l := &leading{}
-	j.leading = l
-	elector, err := j.clients.as(roles.Election)
+// newLeading makes the controllers of a cluster's own server. An aggregated one leads as host does, which is nil in others.
+func newLeading(config Config, clients *clients, b *bootstrap, host *hosting.Host, registered func(context.Context) error, c *counting) (*leading, error) {
+	l := &leading{config: config, clients: clients, bootstrap: b, identity: config.Address + "_" + rand.String(8), registered: registered}
+	elector, err := clients.as(roles.Election)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if l.elector, err = coordinationclient.NewForConfig(elector.config); err != nil {
-		return err
+		return nil, err
 	}
-	l.election = j.newElection(roles.ControllersLock, j.lead)
-	if j.config.Silent {
+	l.election = l.newElection(roles.ControllersLock, l.lead)
+	if config.Silent {
 		l.election.Lock = roles.SilentLock
 	}
-	if j.hosting != nil {
-		l.election.Lock, l.election.Lead = aggregatedLock, j.hosting.Lead
-		return nil
+	if host != nil {
+		l.election.Lock, l.election.Lead = aggregatedLock, host.Lead
+		return l, nil
 	}
-	if l.skew, err = j.newSkew(); err != nil || j.config.Silent {
-		return err
+	if l.skew, err = l.newSkew(); err != nil || config.Silent {
+		return l, err
 	}
-	if l.trigger, err = j.newTrigger(); err != nil {
-		return err
+	if l.trigger, err = l.newTrigger(c); err != nil {
+		return nil, err
 	}
-	l.tally, err = j.newTally()
-	return err
+	l.tally, err = l.newTally()
+	return l, err
 }
 
-func (j *Join) newTally() (*tally.Controller, error) {
+func (l *leading) newTally() (*tally.Controller, error) {
 	counts, err := tallyMetrics()
 	if err != nil {
 		return nil, err
 	}
-	own, err := j.clients.as(roles.Tally)
+	own, err := l.clients.as(roles.Tally)
 	if err != nil {
 		return nil, err
 	}
-	return tally.New(tally.Config{Client: j.leading.trigger.Reader(own.objects), Metrics: counts, Logger: klog.Background().WithName("tally")}), nil
+	return tally.New(tally.Config{Client: l.trigger.Reader(own.objects), Metrics: counts, Logger: klog.Background().WithName("tally")}), nil
 }
 
-func (j *Join) newTrigger() (*trigger.Controller, error) {
-	own, err := j.clients.as(roles.Trigger)
+func (l *leading) newTrigger(c *counting) (*trigger.Controller, error) {
+	own, err := l.clients.as(roles.Trigger)
 	if err != nil {
 		return nil, err
 	}
@@ -94,26 +104,26 @@ func (j *Join) newTrigger() (*trigger.Controller, error) {
 	}
 	return trigger.New(trigger.Config{
 		Client:   own.objects,
-		Kinds:    newKinds(j.config.Kinds, asked),
-		Census:   j.counting.countLeft,
-		Instance: j.identity,
-		Settle:   j.config.MigrationSettle,
+		Kinds:    newKinds(l.config.Kinds, asked),
+		Census:   c.countLeft,
+		Instance: l.identity,
+		Settle:   l.config.MigrationSettle,
 		Ended:    counts.Ended,
 		Logger:   klog.Background().WithName("trigger"),
 	}), nil
 }
 
-func (j *Join) newElection(lock string, lead func(context.Context)) *elect.Election {
-	return &elect.Election{Client: j.leading.elector, Lock: lock, Identity: j.identity, Duration: j.config.ControllerLeaseDuration, Lead: lead}
+func (l *leading) newElection(lock string, lead func(context.Context)) *elect.Election {
+	return &elect.Election{Client: l.elector, Lock: lock, Identity: l.identity, Duration: l.config.ControllerLeaseDuration, Lead: lead}
 }
 
 // newMirror makes the controller of storagemigration.k8s.io, where that is served.
-func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
-	served, ok := servedMigrations(server.ListedPaths(), j.storing.switchedOn)
-	if !ok || j.config.Silent || j.hosting != nil {
+func (l *leading) newMirror(server *genericapiserver.GenericAPIServer, on func(schema.GroupVersionResource) bool) error {
+	served, ok := servedMigrations(server.ListedPaths(), on)
+	if !ok || l.config.Silent || l.config.Host != nil {
 		return nil
 	}
-	own, err := j.clients.as(roles.Mirror)
+	own, err := l.clients.as(roles.Mirror)
 	if err != nil {
 		return err
 	}
@@ -122,7 +132,7 @@ func (j *Join) newMirror(server *genericapiserver.GenericAPIServer) error {
 		return err
 	}
 	mirrored := mirror.New(mirror.Config{Client: objects, Served: served, Logger: klog.Background().WithName("mirror")})
-	j.leading.mirror = j.newElection(roles.MirrorLock, j.bootstrap.acting(roles.Mirror, mirrored.Run))
+	l.mirror = l.newElection(roles.MirrorLock, l.bootstrap.acting(roles.Mirror, mirrored.Run))
 	return nil
 }
 
@@ -143,32 +153,32 @@ func servedMigrations(paths []string, on func(schema.GroupVersionResource) bool)
 }
 
 // lead runs the elected controllers until ctx ends.
-func (j *Join) lead(ctx context.Context) {
+func (l *leading) lead(ctx context.Context) {
 	var controllers sync.WaitGroup
 	run := func(worker string, f func(context.Context)) {
 		controllers.Go(func() { workers.Loop(ctx, worker, f) })
 	}
-	if !j.config.Silent {
-		run("trigger", j.bootstrap.acting(roles.Trigger, j.leading.trigger.Run))
-		run("tally", j.bootstrap.acting(roles.Tally, j.leading.tally.Run))
+	if !l.config.Silent {
+		run("trigger", l.bootstrap.acting(roles.Trigger, l.trigger.Run))
+		run("tally", l.bootstrap.acting(roles.Tally, l.tally.Run))
 	}
-	run("skew", j.bootstrap.acting(roles.Skew, func(ctx context.Context) {
-		if j.reporting.awaitRegistered(ctx) == nil {
-			j.leading.skew.Run(ctx)
+	run("skew", l.bootstrap.acting(roles.Skew, func(ctx context.Context) {
+		if l.registered(ctx) == nil {
+			l.skew.Run(ctx)
 		}
 	}))
 	controllers.Wait()
 }
 
 // newSkew makes the controller that compares the servers' versions.
-func (j *Join) newSkew() (*skew.Controller, error) {
+func (l *leading) newSkew() (*skew.Controller, error) {
 	metrics, err := skewMetrics()
 	if err != nil {
 		return nil, err
 	}
-	own, err := j.clients.as(roles.Skew)
+	own, err := l.clients.as(roles.Skew)
 	if err != nil {
 		return nil, err
 	}
-	return skew.New(skew.Config{Client: own.objects, Instance: j.identity, Metrics: metrics, Logger: klog.Background().WithName("skew")}), nil
+	return skew.New(skew.Config{Client: own.objects, Instance: l.identity, Metrics: metrics, Logger: klog.Background().WithName("skew")}), nil
 }

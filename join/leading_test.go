@@ -1,6 +1,7 @@
 package join
 
 import (
+	"strings"
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -58,13 +59,11 @@ func TestNewLeading(t *testing.T) {
 		{"one that reports nothing", true, nil, "concord-controllers-without-storage-versions", true, false},
 		{"an aggregated one", false, &hosting.Host{}, "concord-aggregated", false, false},
 	} {
-		j := &Join{identity: "me", clients: made, hosting: test.hosting}
-		j.config.Silent = test.silent
-		if err := j.newLeading(); err != nil {
+		l, err := newLeading(Config{Address: "me", Silent: test.silent}, made, nil, test.hosting, nil, nil)
+		if err != nil {
 			t.Fatalf("%s: %v", test.name, err)
 		}
-		l := j.leading
-		if l.election.Lock != test.lock || l.election.Identity != "me" || l.election.Client != l.elector {
+		if l.election.Lock != test.lock || !strings.HasPrefix(l.election.Identity, "me_") || l.election.Client != l.elector {
 			t.Errorf("%s runs for %s as %s", test.name, l.election.Lock, l.election.Identity)
 		}
 		if (l.skew != nil) != test.skew || (l.trigger != nil) != test.protocol || (l.tally != nil) != test.protocol || l.mirror != nil {

@@ -134,7 +134,7 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 	if err := j.reporting.report(server, j.storing); err != nil {
 		return err
 	}
-	if err := j.newMirror(server); err != nil {
+	if err := j.leading.newMirror(server, j.storing.switchedOn); err != nil {
 		return err
 	}
 	j.counting.serve(server)
