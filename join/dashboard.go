@@ -1,6 +1,7 @@
 package join
 
 import (
+	"context"
 	"net/http"
 	"strings"
 
@@ -24,9 +25,9 @@ func runsLong(check apirequest.LongRunningRequestCheck) apirequest.LongRunningRe
 	}
 }
 
-// serveDashboard serves the page. It costs nothing until somebody opens it.
-func (j *Join) serveDashboard(server *genericapiserver.GenericAPIServer) error {
-	handler, err := dashboard.New(j.running.controllers, dashboard.Config{Cluster: j.config.Loopback, Of: j.config.Address, Lifecycles: verdict.Lifecycles})
+// serveDashboard serves the page until ctx ends. It costs nothing until somebody opens it.
+func serveDashboard(ctx context.Context, config Config, server *genericapiserver.GenericAPIServer) error {
+	handler, err := dashboard.New(ctx, dashboard.Config{Cluster: config.Loopback, Of: config.Address, Lifecycles: verdict.Lifecycles})
 	if err != nil {
 		return err
 	}

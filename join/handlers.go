@@ -64,7 +64,7 @@ var cohabitants = map[schema.GroupResource]schema.GroupResource{
 func (r *reporting) gate(next http.Handler, serializer runtime.NegotiatedSerializer) http.Handler {
 	registerRefused()
 	reject := func(w http.ResponseWriter, request *http.Request, err error) {
-		refused.WithLabelValues(r.refusal()).Inc()
+		refused.WithLabelValues(refusalOf(r.health.WentBack(), r.health.Unwritable())).Inc()
 		filters.Answer(serializer, w, request, err)
 	}
 	if r.host != nil {
@@ -86,11 +86,7 @@ func hostGate(host *hosting.Host, next http.Handler, reject func(http.ResponseWr
 	})
 }
 
-// refusal says, for a metric, why the gate refuses writes now.
-func (r *reporting) refusal() string {
-	return refusalOf(r.health.WentBack(), r.health.Unwritable())
-}
-
+// refusalOf says, for a metric, why the gate refuses writes now.
 func refusalOf(wentBack, unwritable error) string {
 	switch {
 	case wentBack != nil:

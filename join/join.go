@@ -242,10 +242,7 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	if err := config.Validate(); err != nil {
 		return nil, err
 	}
-	j := &Join{
-		config: config.withDefaults(), etcd: etcd,
-		clientLoad: clientload.New(clock.RealClock{}),
-	}
+	j := &Join{config: config.withDefaults(), etcd: etcd, clientLoad: clientload.New(clock.RealClock{})}
 	var err error
 	if j.config.Host != nil {
 		if j.hosting, j.local, err = newHosting(j.config); err != nil {
@@ -275,7 +272,7 @@ func NewOn(etcd *Etcd, config Config) (*Join, error) {
 	if j.leading, err = newLeading(j.config, j.clients, j.bootstrap, j.hosting, j.reporting.awaitRegistered, j.counting); err != nil {
 		return nil, err
 	}
-	j.running = newRunning(j)
+	j.running = newRunning(j.config.Silent, etcd, j.reporting, j.loops)
 	return j, nil
 }
 

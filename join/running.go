@@ -139,7 +139,7 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 	}
 	j.counting.serve(server)
 	if j.hosting == nil { // an aggregated server's cluster has servers that show it
-		if err := j.serveDashboard(server); err != nil {
+		if err := serveDashboard(j.running.controllers, j.config, server); err != nil {
 			return err
 		}
 	}
@@ -150,9 +150,32 @@ func (j *Join) serveProtocol(server *genericapiserver.GenericAPIServer) error {
 	return j.crds.follow(j.reporting.member)
 }
 
+// loops are the controllers' loops, by the names of their workers.
+func (j *Join) loops() map[string]func(context.Context) {
+	loops := map[string]func(context.Context){"definitions": j.crds.run}
+	if !j.config.Silent {
+		loops["collect"] = j.bootstrap.permitted(roles.Collector, func(ctx context.Context) { j.reporting.collect.Run(ctx, j.leading.election.Leads) })
+	}
+	if j.migrating.claim != nil {
+		loops["migrate"] = j.bootstrap.acting(roles.Migrator, j.migrating.claim.Run)
+	}
+	if !j.config.NoControllers {
+		for worker, e := range map[string]*elect.Election{"election": j.leading.election, "mirror-election": j.leading.mirror} {
+			if e != nil {
+				loops[worker] = j.bootstrap.permitted(roles.Election, e.Campaign)
+			}
+		}
+	}
+	return loops
+}
+
 // running are the protocol's loops of a serving process.
 type running struct {
-	j *Join
+	silent    bool
+	etcd      *Etcd
+	reporting *reporting
+	// loops returns the controllers' loops, by the names of their workers, when they are to begin.
+	loops func() map[string]func(context.Context)
 	// controllers ends with stop; member ends with Depart.
 	controllers context.Context
 	stop        context.CancelFunc
@@ -165,12 +188,12 @@ type running struct {
 
 	mu       sync.Mutex
 	departed bool
-	// controlling are the controllers' loops, reporting is the member's.
-	controlling, reporting sync.WaitGroup
+	// controlling are the controllers' loops, membership is the member's.
+	controlling, membership sync.WaitGroup
 }
 
-func newRunning(j *Join) *running {
-	r := &running{j: j, abandoned: make(chan struct{})}
+func newRunning(silent bool, etcd *Etcd, reporting *reporting, loops func() map[string]func(context.Context)) *running {
+	r := &running{silent: silent, etcd: etcd, reporting: reporting, loops: loops, abandoned: make(chan struct{})}
 	r.abandon = sync.OnceFunc(func() { close(r.abandoned) })
 	// Not a hook's context: on a stop the server still answers while it drains, and the
 	// loops end in an order of their own (depart).
@@ -181,13 +204,13 @@ func newRunning(j *Join) *running {
 // start is the post-start hook that passes when every built-in resource is reported, or,
 // of a server that reports nothing, when everybody can know that.
 func (r *running) start(hook genericapiserver.PostStartHookContext) error {
-	if err := r.j.reporting.allReported(); err != nil {
+	if err := r.reporting.allReported(); err != nil {
 		return err
 	}
 	if r.begin() {
 		return nil
 	}
-	if err := r.j.reporting.awaitReady(hook); err != nil && hook.Err() == nil {
+	if err := r.reporting.awaitReady(hook); err != nil && hook.Err() == nil {
 		return err
 	}
 	return nil // a hook's error ends the process at once, also one that is stopping
@@ -200,27 +223,12 @@ func (r *running) begin() (departed bool) {
 	if r.departed {
 		return true
 	}
-	j := r.j
-	loop := func(worker string, f func(context.Context)) {
-		r.controlling.Go(func() { workers.Loop(r.controllers, worker, f) })
+	r.membership.Go(func() { r.reporting.member.Run(context.Background()) })
+	if r.reporting.host != nil {
+		r.reporting.host.Start(r.controllers)
 	}
-	r.reporting.Go(func() { j.reporting.member.Run(context.Background()) })
-	loop("definitions", j.crds.run)
-	if j.hosting != nil {
-		j.hosting.Start(r.controllers)
-	}
-	if !j.config.Silent {
-		loop("collect", j.bootstrap.permitted(roles.Collector, func(ctx context.Context) { j.reporting.collect.Run(ctx, j.leading.election.Leads) }))
-	}
-	if j.migrating.claim != nil {
-		loop("migrate", j.bootstrap.acting(roles.Migrator, j.migrating.claim.Run))
-	}
-	if !j.config.NoControllers {
-		for worker, e := range map[string]*elect.Election{"election": j.leading.election, "mirror-election": j.leading.mirror} {
-			if e != nil {
-				loop(worker, j.bootstrap.permitted(roles.Election, e.Campaign))
-			}
-		}
+	for worker, loop := range r.loops() {
+		r.controlling.Go(func() { workers.Loop(r.controllers, worker, loop) })
 	}
 	return false
 }
@@ -245,9 +253,9 @@ func (r *running) depart() error {
 	if !await(ctx, controlled) {
 		klog.Background().Info("Controllers have not ended yet; what they write from now on is refused", "after", drainTimeout)
 	}
-	drained := r.j.reporting.drain.Begin()
+	drained := r.reporting.drain.Begin()
 	stuck := !await(ctx, drained)
-	if r.j.config.Silent { // an outage may have ended the wait, and etcd be back before the Lease is deleted
+	if r.silent { // an outage may have ended the wait, and etcd be back before the Lease is deleted
 		select {
 		case <-drained:
 		default:
@@ -256,36 +264,36 @@ func (r *running) depart() error {
 	}
 	departing, cancel := context.WithTimeout(ctx, departTimeout)
 	defer cancel()
-	depart := r.j.reporting.member.Depart
-	if r.j.hosting != nil {
-		depart = r.j.hosting.Depart
+	depart := r.reporting.member.Depart
+	if r.reporting.host != nil {
+		depart = r.reporting.host.Depart
 	}
-	if stuck && r.j.config.Silent {
+	if stuck && r.silent {
 		klog.Background().Info("Writes are still under way, and no fence would stop them: leaving without deleting the identity Lease, and without etcd; the other servers drop the Lease when it has run out", "after", drainTimeout)
-		r.j.reporting.member.Leave()
-		depart = func(context.Context) error { return r.j.etcd.Close() }
+		r.reporting.member.Leave()
+		depart = func(context.Context) error { return r.etcd.Close() }
 	} else if stuck {
 		klog.Background().Info("Writes are still under way; their fence stops them", "after", drainTimeout)
 	}
 	err := depart(departing)
 	if outage := context.Cause(ctx); outage != nil && err != nil {
 		klog.Background().Info("Leaving without dropping the reports: the other servers do so when the Lease has run out", "err", outage)
-		if err = nil; r.j.etcd.health.Away() != nil {
-			err = r.j.etcd.Close() // requests that wait for it would hold up the stop
+		if err = nil; r.etcd.health.Away() != nil {
+			err = r.etcd.Close() // requests that wait for it would hold up the stop
 		}
 	}
 	<-controlled
-	r.reporting.Wait()
+	r.membership.Wait()
 	r.letStart(departing)
 	return err
 }
 
 // refuses says why etcd takes no puts at present; nil where it does, also at an older revision than before.
 func (r *running) refuses() error {
-	if r.j.etcd.health.WentBack() != nil {
-		return r.j.etcd.health.Away()
+	if r.etcd.health.WentBack() != nil {
+		return r.etcd.health.Away()
 	}
-	return r.j.etcd.health.Unwritable()
+	return r.etcd.health.Unwritable()
 }
 
 // await returns when an event has happened or is not worth to be waited for any more, and
@@ -339,7 +347,7 @@ func (j *Join) Run(ctx context.Context, run func(context.Context) error) error {
 func (r *running) abandonInOutage(ended <-chan struct{}) {
 	ctx, giveUp := context.WithCancelCause(context.Background())
 	defer giveUp(nil)
-	workers.Go(ctx, "outage", func() { watchOutage(ctx, r.j.etcd.health.Away, giveUp) })
+	workers.Go(ctx, "outage", func() { watchOutage(ctx, r.etcd.health.Away, giveUp) })
 	select {
 	case <-ctx.Done():
 	case <-ended:
