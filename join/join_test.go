@@ -33,6 +33,7 @@ import (
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -60,6 +61,20 @@ func TestValidate(t *testing.T) {
 		{"no versions", func(c *Config) { c.Emulation = nil }, "Config.Binary, Emulation or MinCompatibility"},
 		{"another etcd for one resource", func(c *Config) { c.EtcdServersOverrides = []string{"/things#http://127.0.0.1:1"} }, "cannot be fenced"},
 		{"no etcd", func(c *Config) { c.Etcd = storagebackend.Config{} }, "names no etcd"},
+		{"no address", func(c *Config) { c.Address = "" }, "Config.Address is missing"},
+		{"no schemes", func(c *Config) { c.Schemes = nil }, "Config.Schemes is empty"},
+		{"watch cache without a size", func(c *Config) { c.WatchCacheSizes = []string{"things"} }, "--watch-cache-sizes: "},
+		{"controller lease of 1.5 s", func(c *Config) { c.ControllerLeaseDuration = 1500 * time.Millisecond }, "--controller-lease-duration 1.5s is not allowed"},
+		{"controller lease of -1 s", func(c *Config) { c.ControllerLeaseDuration = -time.Second }, "--controller-lease-duration -1s is not allowed"},
+		{"identity lease of 1.5 s", func(c *Config) { c.IdentityLeaseDuration = 1500 * time.Millisecond }, "--identity-lease-duration 1.5s is not allowed"},
+		{"identity lease of -1 s", func(c *Config) { c.IdentityLeaseDuration = -time.Second }, "--identity-lease-duration -1s is not allowed"},
+		{"renewals after half of the lease", func(c *Config) { c.IdentityLeaseRenewInterval = 8 * time.Second }, "--identity-lease-renew-interval 8s must be above 0 and at most half"},
+		{"renewal interval of -1 s", func(c *Config) { c.IdentityLeaseRenewInterval = -time.Second }, "--identity-lease-renew-interval -1s must be above 0 and at most half"},
+		{"reload interval of -1 s", func(c *Config) { c.KeyringInterval = -time.Second }, "--encryption-provider-config-reload-interval -1s must be above 0"},
+		{"added latency of -1 s", func(c *Config) { c.MigrationMaxAddedLatency = ptr.To(-time.Second) }, "--migration-max-added-latency -1s must not be negative"},
+		{"added latency of 0", func(c *Config) { c.MigrationMaxAddedLatency = ptr.To(time.Duration(0)) }, ""},
+		{"-5 objects per second", func(c *Config) { c.MigrationMaxObjectsPerSecond = -5 }, "--migration-max-objects-per-second -5 must not be negative"},
+		{"settle time of -1 s", func(c *Config) { c.MigrationSettle = -time.Second }, "--migration-settle -1s must be above 0"},
 	} {
 		c := valid()
 		test.edit(&c)

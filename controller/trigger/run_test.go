@@ -5,12 +5,17 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr/funcr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/component-base/metrics/testutil"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -40,6 +45,36 @@ func TestRun(t *testing.T) {
 		var list migrationv1alpha1.StorageVersionMigrationList
 		return c.cfg.Client.List(ctx, &list) == nil && len(list.Items) == 1
 	})
+}
+
+// TestPanic: a look that panics is logged and counted, and the resource is looked at again.
+func TestPanic(t *testing.T) {
+	w, c := newWorld(t, served)
+	w.report(v1)
+	var panicked atomic.Bool
+	w.Before = func(call string) error {
+		if call == "create StorageState" && panicked.CompareAndSwap(false, true) {
+			panic(call)
+		}
+		return nil
+	}
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	ctx := klog.NewContext(t.Context(), logger)
+	var running sync.WaitGroup
+	running.Go(func() { c.Run(ctx) })
+	t.Cleanup(running.Wait)
+	w.Eventually("a migration", func() bool {
+		w.clock.Step(maxRetry)
+		var list migrationv1alpha1.StorageVersionMigrationList
+		return c.cfg.Client.List(ctx, &list) == nil && len(list.Items) == 1
+	})
+	if log := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); !panicked.Load() || !strings.Contains(log, "A worker panicked") || !strings.Contains(log, "create StorageState") {
+		t.Errorf("it has panicked: %t, logged is %q", panicked.Load(), log)
+	}
+	counted, err := testutil.GetCounterValuesFromGatherer(legacyregistry.DefaultGatherer, "concord_worker_panics_total", nil, "worker")
+	if err != nil || counted["trigger"] == 0 {
+		t.Errorf("counted are %v, %v", counted, err)
+	}
 }
 
 // TestReader: while Run runs, lists of StorageStates and migrations are answered from the watches'
