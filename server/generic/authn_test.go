@@ -36,6 +36,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/access"
+	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/join/roles"
 	"github.com/concord-dev/concord/server/generic"
 )
@@ -60,10 +61,16 @@ func TestWhoAndMay(t *testing.T) {
 	}
 }
 
-// TestWithoutRBAC: Concord's and Kubernetes' controllers also work with an authorizer other than RBAC alone.
+// TestWithoutRBAC: Concord's and Kubernetes' controllers also work with other authorizers than RBAC alone, and without
+// priority and fairness. Users from an OpenID Connect provider, and the webhook, are set up by flags only.
 func TestWithoutRBAC(t *testing.T) {
-	policy := writeFile(t, "policy.jsonl", `{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"jane","namespace":"*","resource":"*","apiGroup":"*"}}`)
-	s := startWith(t, "--authorization-mode=ABAC", "--authorization-policy-file="+policy)
+	provider, authorizer := newProvider(t), newAuthorizer(t)
+	policy := writeFile(t, "policy.jsonl", `{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"user":"jane","namespace":"*","resource":"*","apiGroup":"*"}}
+{"apiVersion":"abac.authorization.kubernetes.io/v1beta1","kind":"Policy","spec":{"group":"system:authenticated","resource":"selfsubjectreviews","apiGroup":"authentication.k8s.io"}}`)
+	s := startWith(t, append(strings.Fields(cluster.MaxInflight), "--authorization-mode=ABAC,Webhook", "--authorization-policy-file="+policy,
+		"--authorization-webhook-config-file="+writeFile(t, "webhook.json", authorizer.kubeconfig(t)), "--authorization-webhook-version=v1",
+		"--oidc-issuer-url="+provider.server.URL, "--oidc-client-id=concord", "--oidc-ca-file="+writeFile(t, "ca.crt", provider.ca()),
+		"--oidc-username-claim=sub", "--oidc-username-prefix=oidc:", "--oidc-groups-claim=teams", "--oidc-signing-algs=ES256")...)
 	states := dynamic.NewForConfigOrDie(s.admin).Resource(migrationv1alpha1.SchemeGroupVersion.WithResource("storagestates"))
 	eventually(t, "the trigger writes a StorageState", func(ctx context.Context) error {
 		_, err := states.Get(ctx, migrationv1alpha1.StateName(schema.GroupResource{Resource: "configmaps"}), metav1.GetOptions{})
@@ -73,6 +80,8 @@ func TestWithoutRBAC(t *testing.T) {
 		_, err := s.kube.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
+	s.wantKnown(t, provider, authorizer)
+	cluster.WaitOverload(t, s.admin, "jane")
 }
 
 // wantKnown expects that the server accepts tokens of the provider and of no other one, and that it allows what the
@@ -195,8 +204,8 @@ func (a *authorizer) kubeconfig(t *testing.T) string {
 	})))
 }
 
-// TestControllersIdentities: each controller acts as its own service account, and none of its requests is refused, unless
-// the authorizer does not have all roles yet.
+// TestControllersIdentities: each controller, Kubernetes' and Concord's, acts as its own service account, and none of its
+// requests is refused, unless the authorizer does not have all roles yet.
 func TestControllersIdentities(t *testing.T) {
 	dir := t.TempDir()
 	policy, log := filepath.Join(dir, "policy.yaml"), filepath.Join(dir, "audit.log")
@@ -231,6 +240,7 @@ func TestControllersIdentities(t *testing.T) {
 		for who, what := range map[string]string{
 			"service-account-controller": "create serviceaccounts/", "root-ca-cert-publisher": "create configmaps/",
 			"namespace-controller": "update namespaces/finalize", "clusterrole-aggregation-controller": "patch clusterroles/",
+			"concord-trigger": "create storagestates/", "concord-skew": "create clusterversions/",
 		} {
 			if user := "system:serviceaccount:kube-system:" + who; !slices.Contains(did[user], what) {
 				return fmt.Errorf("%s did not %s, but %v", user, what, did[user])

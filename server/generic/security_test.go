@@ -2,14 +2,50 @@ package generic_test
 
 import (
 	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"testing"
 
 	certutil "k8s.io/client-go/util/cert"
 
+	"github.com/concord-dev/concord/pki"
 	"github.com/concord-dev/concord/server/generic"
 )
+
+// TestRenewedCertificate: a running server shows the new certificate when its files are replaced, as package pki replaces
+// them.
+func TestRenewedCertificate(t *testing.T) {
+	dir, config := filepath.Dir(shared.Kubeconfig()), pki.Config{Dir: t.TempDir()}
+	for _, name := range []string{pki.CACertName, pki.CAKeyName} {
+		mustDo(t, os.WriteFile(filepath.Join(config.Dir, name), must[[]byte](t)(os.ReadFile(filepath.Join(dir, name))), 0o600))
+	}
+	_, port, err := net.SplitHostPort(shared.Address())
+	mustDo(t, err)
+	must[int](t)(fmt.Sscan(port, &config.Port))
+	made := must[*pki.Certificates](t)(pki.Ensure(config))
+	want := must[[]*x509.Certificate](t)(certutil.CertsFromFile(made.CertFile))[0]
+	for _, file := range []string{made.CertFile, made.KeyFile} {
+		mustDo(t, os.Rename(file, filepath.Join(dir, filepath.Base(file))))
+	}
+	roots := must[*x509.CertPool](t)(certutil.NewPool(filepath.Join(dir, pki.CACertName)))
+	eventually(t, "the new certificate", func(context.Context) error {
+		conn, err := tls.Dial("tcp", shared.Address(), &tls.Config{RootCAs: roots})
+		if err != nil {
+			return err
+		}
+		defer func() { _ = conn.Close() }()
+		if !conn.ConnectionState().PeerCertificates[0].Equal(want) {
+			return errors.New("it shows another one")
+		}
+		return nil
+	})
+}
 
 // TestRootCA: clients in the cluster are given CA certificates only, since a serving certificate is renewed.
 func TestRootCA(t *testing.T) {

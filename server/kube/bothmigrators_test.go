@@ -137,7 +137,8 @@ func testBothMigrators(t *testing.T) {
 }
 
 // testMigratorBesideStock: while a stock server lives, servers do not agree. So the migration
-// waits, kube-controller-manager's migrator waits as well, and the objects stay as they are.
+// waits and names the stock server's Lease, kube-controller-manager's migrator waits as well, and the objects stay as
+// they are.
 func testMigratorBesideStock(t *testing.T) {
 	c := newControl(t)
 	s := c.ready(ours, "one")
@@ -146,7 +147,7 @@ func testMigratorBesideStock(t *testing.T) {
 	s.migrated(time.Minute)
 	c.manage(s)
 	other := c.ready(stock, "other")
-	s.disagreed(time.Minute)
+	lease := s.disagreed(time.Minute)
 	stop := beside.Guard(t, c.Raw, widgets, putRightIn)
 	s.flip("v2")
 	s.storedVersions(time.Minute, "v1", "v2")
@@ -159,6 +160,13 @@ func testMigratorBesideStock(t *testing.T) {
 		running := meta.FindStatusCondition(conditions, string(storagemigrationv1.MigrationRunning))
 		if running == nil || running.Reason != migrationv1alpha1.ReasonWaitingForAgreement || definition == nil || definition.Status != apiextensionsv1.ConditionTrue {
 			return fmt.Errorf("it says %v, the definition %v", conditions, definition)
+		}
+		state := &migrationv1alpha1.StorageState{}
+		if err := s.Objects().Get(ctx, client.ObjectKey{Name: migrationv1alpha1.StateName(widgets)}, state); err != nil {
+			return err
+		}
+		if !strings.Contains(running.Message, lease) || !strings.Contains(state.Status.Message, lease) {
+			return fmt.Errorf("%s is not named: it says %q, the StorageState %q", lease, running.Message, state.Status.Message)
 		}
 		return nil
 	})

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"io"
+	"net/http"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -258,11 +259,30 @@ func TestKubeadm(t *testing.T) {
 	s.Port, s.Admin = port, c.kubeadmUser(kubeadmconstants.SuperAdminKubeConfigFileName)
 	s.Start()
 	s.WaitReady()
+	probesPass(t, s, container)
 	s.agreed(time.Minute, 1)
 	s.migrated(time.Minute)
 	bootstrapTokensWork(t, s)
 	kubeletsAreRestricted(t, kubernetes.NewForConfigOrDie(c.kubeadmUser(kubeadmconstants.KubeletKubeConfigFileName)))
 	s.end()
+}
+
+// probesPass requests what the probes of the static pod request, without a user as a kubelet does.
+func probesPass(t *testing.T, s *apiserver, container corev1.Container) {
+	t.Helper()
+	for name, probe := range map[string]*corev1.Probe{"startup": container.StartupProbe, "liveness": container.LivenessProbe, "readiness": container.ReadinessProbe} {
+		if probe == nil || probe.HTTPGet == nil || probe.HTTPGet.Scheme != corev1.URISchemeHTTPS {
+			t.Errorf("the %s probe is %v", name, probe)
+			continue
+		}
+		eventually(t, time.Minute, fmt.Sprintf("the %s probe of %s passes", name, probe.HTTPGet.Path), func(ctx context.Context) error {
+			status, body, err := testbed.Get(ctx, rest.AnonymousClientConfig(s.Admin), probe.HTTPGet.Path, nil)
+			if err == nil && status != http.StatusOK {
+				err = fmt.Errorf("%d %s", status, body)
+			}
+			return err
+		})
+	}
 }
 
 // bootstrapTokensWork makes a request with a bootstrap token, as kubeadm join does for a node.

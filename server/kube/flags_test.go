@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"regexp"
 	"strings"
 	"testing"
@@ -15,11 +16,13 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/component-base/logs"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/e2e/vault"
 	"github.com/concord-dev/concord/gates"
 	"github.com/concord-dev/concord/server/kube"
@@ -38,6 +41,7 @@ func TestRefused(t *testing.T) {
 		"--emulation-version=1.38":                                "1.38",
 		"--identity-lease-duration=1500ms":                        "--identity-lease-duration 1.5s is not allowed",
 		"--runtime-config=storage.example.com/v1=true":            "storage.example.com",
+		"--feature-gates=kube:StorageVersionAPI=true":             "this feature of Kubernetes stays off, as Concord's own gate of that name replaces what it does",
 	} {
 		t.Run(flag, func(t *testing.T) {
 			s := c.start(ours, strings.NewReplacer("/", "_", ":", "_").Replace(flag)[2:20], flag)
@@ -205,6 +209,9 @@ func testFlags(t *testing.T) {
 				t.Errorf("%s is stored as %q, error %v", key, encoding, err)
 			}
 		}},
+		"inflight": {strings.Fields(cluster.MaxInflight), func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
+			cluster.WaitOverload(t, s.Admin, user.KubeControllerManager)
+		}},
 		"egress": {[]string{"--egress-selector-config-file=" + direct}, nil},
 		"peers":  {c.peerFlags(), nil},
 		"alpha": {[]string{"--runtime-config=api/all=true", "--feature-gates=AllAlpha=true,AllBeta=true,CBORServingAndStorage=false"}, func(t *testing.T, s *apiserver, _ map[schema.GroupResource]agree.Encoding) {
@@ -226,6 +233,21 @@ func testFlags(t *testing.T) {
 			s.end()
 		})
 	}
+}
+
+// testGateOff: without the gate StorageVersionAPI no StorageVersions are served, and upstream's code deletes identity
+// Leases, since no collector of ours runs.
+func testGateOff(t *testing.T) {
+	s := newControl(t).ready(ours, "one", "--feature-gates=StorageVersionAPI=false")
+	if status, body, err := s.Get(t.Context(), "/apis/internal.apiserver.k8s.io/v1alpha1/storageversions"); err != nil || status != http.StatusNotFound {
+		t.Errorf("StorageVersions: %d %s, error %v", status, body, err)
+	}
+	if status, hooks, err := s.Get(t.Context(), "/readyz?verbose"); err != nil || status != http.StatusOK || !strings.Contains(hooks, "lease-garbage-collector ok") {
+		t.Errorf("/readyz: %d %s, error %v", status, hooks, err)
+	}
+	_, err := s.Kube().CoreV1().ConfigMaps(metav1.NamespaceDefault).Create(t.Context(), configMap("written"), metav1.CreateOptions{})
+	must(t, err)
+	s.end()
 }
 
 func storesPolicies(version string) func(*testing.T, *apiserver, map[schema.GroupResource]agree.Encoding) {

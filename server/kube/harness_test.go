@@ -33,6 +33,7 @@ func TestSlow(t *testing.T) {
 		return
 	}
 	t.Run("Flags", testFlags)
+	t.Run("GateOff", testGateOff)
 	t.Run("Egress", testEgress)
 	t.Run("BrokenWebhook", testBrokenWebhook)
 	t.Run("OwnUpgrade", testOwnUpgrade)

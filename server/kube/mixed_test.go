@@ -42,6 +42,16 @@ func (s *apiserver) disagreed(timeout time.Duration) (lease string) {
 	return lease
 }
 
+// epoch returns the epoch of a resource's agreements.
+func (s *apiserver) epoch(gr schema.GroupResource) int64 {
+	s.t.Helper()
+	all, err := beside.StorageVersions(s.t.Context(), s.Objects())
+	must(s.t, err)
+	history, err := storageversion.History(all[gr])
+	must(s.t, err)
+	return history.Epoch
+}
+
 // unknown waits until the stored set of every resource has Unknown.
 func (s *apiserver) unknown(timeout time.Duration) {
 	s.t.Helper()

@@ -144,7 +144,8 @@ func (s *apiserver) leads(timeout time.Duration, lock string) {
 
 // TestLastWriteOfStock: a stock kube-apiserver that is told to stop deletes its Lease, and then completes a request
 // that had begun, in the former storage version. The others agree before that. Nothing is migrated and pruned until
-// --migration-settle is over, and the late object is migrated with the others.
+// --migration-settle is over, and the late object is migrated with the others. The epoch rises when the stock server
+// comes, and when it goes.
 func TestLastWriteOfStock(t *testing.T) {
 	t.Parallel()
 	c := newControl(t)
@@ -152,6 +153,7 @@ func TestLastWriteOfStock(t *testing.T) {
 	const n = 5
 	s.createWidgets(n)
 	s.migrated(3 * time.Minute)
+	alone := s.epoch(mutatingPolicies)
 	// A request waits for all that is done between its begin and its end.
 	other := c.ready(stock, "other", "--shutdown-delay-duration=3s", "--request-timeout=5m")
 	eventually(t, time.Minute, "the stock server serves the widgets", func(ctx context.Context) error {
@@ -159,6 +161,7 @@ func TestLastWriteOfStock(t *testing.T) {
 		return err
 	})
 	s.disagreed(time.Minute)
+	with := s.epoch(mutatingPolicies)
 	complete := other.beginCreate("late")
 	s.flip("v2")
 	s.storedVersions(time.Minute, "v1", "v2")
@@ -166,6 +169,9 @@ func TestLastWriteOfStock(t *testing.T) {
 	other.Run().Expect()
 	other.Signal(syscall.SIGTERM)
 	s.agreed(time.Minute, 1)
+	if after := s.epoch(mutatingPolicies); with <= alone || after <= with {
+		t.Errorf("the epoch was %d without the stock server, %d with it, and is %d after it", alone, with, after)
+	}
 	m := &migrationv1alpha1.StorageVersionMigration{}
 	m.Name = "mine"
 	m.Spec.Resource = migrationv1alpha1.GroupVersionResource{Group: widgets.Group, Version: "v1", Resource: widgets.Resource}
