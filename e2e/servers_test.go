@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -60,7 +61,7 @@ func TestThreeServers(t *testing.T) {
 	})
 }
 
-// TestTellsItsBuild: a running server tells which build it is.
+// TestTellsItsBuild: a running server tells which build it is, and "concord version" also of which commit.
 func TestTellsItsBuild(t *testing.T) {
 	t.Parallel()
 	c := cluster.New(t)
@@ -86,8 +87,27 @@ func TestTellsItsBuild(t *testing.T) {
 	if want := `"Starting" version="` + version.GitVersion + `" build="` + cluster.Build; !strings.Contains(string(log), want) {
 		t.Errorf("the log does not say %s", want)
 	}
+	wantCommit(t)
 	c.Check()
 	s.Terminate()
+}
+
+// wantCommit: a program of a plain "go build" tells the commit that it was built from, and when that was made.
+func wantCommit(t *testing.T) {
+	t.Helper()
+	said, err := exec.Command(cluster.Binary(t), "version").Output()
+	must(t, err)
+	head, err := exec.Command("git", "show", "--no-patch", "--format=%H %ct", "HEAD").Output()
+	must(t, err)
+	var commit string
+	var at int64
+	_, err = fmt.Sscan(string(head), &commit, &at)
+	must(t, err)
+	for _, want := range []string{"commit " + commit, time.Unix(at, 0).UTC().Format(time.RFC3339)} {
+		if !strings.Contains(string(said), want) {
+			t.Errorf("it does not say %s: %s", want, said)
+		}
+	}
 }
 
 // TestGivenCertificates: a server that is given all certificates, of a public key infrastructure that is not Concord's,
