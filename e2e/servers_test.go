@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"debug/buildinfo"
 	"fmt"
 	"net"
 	"net/http"
@@ -68,7 +69,7 @@ func TestTellsItsBuild(t *testing.T) {
 	s := c.Start(cluster.Options{}, "one")[0]
 	version, err := s.Kube().Discovery().ServerVersion()
 	must(t, err)
-	if !strings.HasSuffix(version.GitVersion, "+concord."+cluster.Build) {
+	if !strings.Contains(version.GitVersion, "+concord."+cluster.Build) { // ".dirty" follows where there are changes that are not committed
 		t.Errorf("/version is %+v", version)
 	}
 	_, metrics, err := s.Get(t.Context(), "/metrics")
@@ -79,7 +80,7 @@ func TestTellsItsBuild(t *testing.T) {
 	id, _ := s.ID()
 	lease, err := s.Kube().CoordinationV1().Leases(storageversion.IdentityNamespace).Get(t.Context(), string(id), metav1.GetOptions{})
 	must(t, err)
-	if got := lease.Annotations[storageversion.BuildAnnotation]; got != cluster.Build {
+	if got := lease.Annotations[storageversion.BuildAnnotation]; !strings.HasPrefix(got, cluster.Build) {
 		t.Errorf("the Lease says %q: %v", got, lease.Annotations)
 	}
 	log, err := os.ReadFile(s.Log)
@@ -92,20 +93,16 @@ func TestTellsItsBuild(t *testing.T) {
 	s.Terminate()
 }
 
-// wantCommit: a program of a plain "go build" tells the commit that it was built from, and when that was made.
+// wantCommit: a program that was built in a clone tells the commit that it was built from, and when that was made.
 func wantCommit(t *testing.T) {
 	t.Helper()
 	said, err := exec.Command(cluster.Binary(t), "version").Output()
 	must(t, err)
-	head, err := exec.Command("git", "show", "--no-patch", "--format=%H %ct", "HEAD").Output()
+	built, err := buildinfo.ReadFile(cluster.Binary(t))
 	must(t, err)
-	var commit string
-	var at int64
-	_, err = fmt.Sscan(string(head), &commit, &at)
-	must(t, err)
-	for _, want := range []string{"commit " + commit, time.Unix(at, 0).UTC().Format(time.RFC3339)} {
-		if !strings.Contains(string(said), want) {
-			t.Errorf("it does not say %s: %s", want, said)
+	for _, is := range built.Settings {
+		if (is.Key == "vcs.revision" || is.Key == "vcs.time") && !strings.Contains(string(said), is.Value) {
+			t.Errorf("it does not say %s: %s", is.Value, said)
 		}
 	}
 }
