@@ -24,7 +24,7 @@ func TestWrap(t *testing.T) {
 		t.Fatal(err)
 	}
 	turns, now := New(1), testclock.NewFakeClock(time.Unix(0, 0))
-	turns.clock, turns.busy = now, func() bool { return true }
+	turns.clock, turns.busy, turns.mostFirst = now, func() bool { return true }, 0
 	apf := turns.Wrap(flowcontrol.New(informers.NewSharedInformerFactory(client, 0), client.FlowcontrolV1(), 10))
 
 	// handle says whether a request was served, and in which priority level.

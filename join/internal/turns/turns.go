@@ -4,7 +4,8 @@
 // admitted request of a user with normal needs then shares them with hundreds of requests of a user that floods the server, and
 // takes as many times longer. Here an admitted request begins at once if few others are under way, or if no goroutine waits
 // for a CPU. Else it waits for its turn. Priority levels take turns, and so do the flows of each level, as priority and fairness
-// defines them.
+// defines them. The first request of a flow does not wait for those of others: as many first ones are under way beside
+// the others as may be of those.
 //
 // A turn ends with its request, when no goroutine waits for a CPU, or after a short time. So requests that wait for a webhook
 // or for etcd keep no others from beginning while there are CPUs for them, and lists that compute for seconds keep others
@@ -32,8 +33,9 @@ const (
 
 // Turns are the turns of a server's requests.
 type Turns struct {
-	most  int
-	clock clock.PassiveClock
+	// most is how many turns are taken at once, and mostFirst how many first ones beside them.
+	most, mostFirst int
+	clock           clock.PassiveClock
 	// later calls a function after a time.
 	later func(time.Duration, func())
 	// busy says whether goroutines wait for a CPU. It is called under the lock.
@@ -42,8 +44,8 @@ type Turns struct {
 	mu sync.Mutex
 	// taken are the turns that have begun, some of which have ended since.
 	taken []*turn
-	// under are those of taken that have not ended.
-	under int
+	// under are those of taken that have not ended, without first ones, which first are.
+	under, first int
 	// waiting are requests by priority level and flow; queued is how many they are.
 	waiting rota
 	queued  int
@@ -57,12 +59,16 @@ type turn struct {
 	begun chan struct{}
 	began time.Time
 	ended bool
+	// path is the priority level and the flow; empty for one that began at once.
+	path [2]string
+	// first says that no request of the flow had a turn or waited for one.
+	first bool
 }
 
-// New returns turns of which this many are taken at once while goroutines wait for a CPU.
+// New returns turns of which this many are taken at once while goroutines wait for a CPU, and as many first ones beside them.
 func New(most int) *Turns {
 	return &Turns{
-		most:  most,
+		most: most, mostFirst: most,
 		clock: clock.RealClock{},
 		later: func(d time.Duration, f func()) {
 			time.AfterFunc(d, func() { _ = workers.Do(context.Background(), "turns", func() error { f(); return nil }) })
@@ -92,8 +98,8 @@ func (t *Turns) Begin() (end func()) {
 	return func() { t.end(mine) }
 }
 
-// Wait waits for the turn of a request of a flow, and returns what ends it. It returns nil if the context ends before it
-// begins, and at once if this many requests of the flow wait already.
+// Wait waits for the turn of a request of a flow, unless it is the first of its flow, and returns what ends it. It returns
+// nil if the context ends before it begins, and at once if this many requests of the flow wait already.
 func (t *Turns) Wait(ctx context.Context, level, flow string, most int) (end func()) {
 	mine := t.ask(level, flow, most)
 	if mine == nil {
@@ -102,7 +108,7 @@ func (t *Turns) Wait(ctx context.Context, level, flow string, most int) (end fun
 	select {
 	case <-mine.begun:
 	case <-ctx.Done():
-		if t.leave(mine, level, flow) {
+		if t.leave(mine) {
 			return nil
 		}
 	}
@@ -113,7 +119,12 @@ func (t *Turns) Wait(ctx context.Context, level, flow string, most int) (end fun
 func (t *Turns) ask(level, flow string, most int) *turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	mine := &turn{begun: make(chan struct{})}
+	mine := &turn{begun: make(chan struct{}), path: [2]string{level, flow}}
+	if t.first < t.mostFirst && t.none(level, flow) {
+		mine.first = true
+		t.begin(mine)
+		return mine
+	}
 	if !t.waiting.push(mine, most, level, flow) {
 		return nil
 	}
@@ -124,6 +135,14 @@ func (t *Turns) ask(level, flow string, most int) *turn {
 		t.later(between, t.look)
 	}
 	return mine
+}
+
+// none says that no request of a flow has a turn or waits for one.
+func (t *Turns) none(level, flow string) bool {
+	if part := t.waiting.part(level, flow); part != nil && len(part.turns) > 0 {
+		return false
+	}
+	return !slices.ContainsFunc(t.taken, func(taken *turn) bool { return !taken.ended && taken.path == [2]string{level, flow} })
 }
 
 // full says whether as many turns as may be are taken, and ends those that have lasted long enough.
@@ -145,13 +164,13 @@ func (t *Turns) lapse(all bool) {
 }
 
 // leave takes a request out of those that wait, unless its turn has begun.
-func (t *Turns) leave(mine *turn, level, flow string) bool {
+func (t *Turns) leave(mine *turn) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if !mine.began.IsZero() {
 		return false
 	}
-	t.waiting.remove(mine, level, flow)
+	t.waiting.remove(mine, mine.path[:]...)
 	t.queued--
 	return true
 }
@@ -178,7 +197,7 @@ func (t *Turns) look() {
 
 // next begins the turns of requests that wait, as many as there may be.
 func (t *Turns) next() {
-	if len(t.taken) > 2*t.under+64 {
+	if len(t.taken) > 2*(t.under+t.first)+64 {
 		t.taken = slices.DeleteFunc(t.taken, func(taken *turn) bool { return taken.ended })
 	}
 	for t.queued > 0 && t.under < t.most {
@@ -190,7 +209,7 @@ func (t *Turns) next() {
 func (t *Turns) begin(turn *turn) {
 	turn.began = t.clock.Now()
 	t.taken = append(t.taken, turn)
-	t.under++
+	t.count(turn, 1)
 	if turn.begun != nil {
 		close(turn.begun)
 	}
@@ -199,6 +218,14 @@ func (t *Turns) begin(turn *turn) {
 func (t *Turns) over(turn *turn) {
 	if !turn.ended {
 		turn.ended = true
-		t.under--
+		t.count(turn, -1)
+	}
+}
+
+func (t *Turns) count(turn *turn, by int) {
+	if turn.first {
+		t.first += by
+	} else {
+		t.under += by
 	}
 }
