@@ -78,7 +78,7 @@ func New(ctx context.Context, config Config) (*Handler, error) {
 		return nil, err
 	}
 	h := &Handler{config: config, cluster: c, ctx: ctx, latest: &snapshot{replaced: make(chan struct{})}}
-	h.idle = time.AfterFunc(linger, h.doze)
+	h.idle = time.AfterFunc(linger, func() { workers.Go(ctx, "dashboard", h.doze) })
 	return h, nil
 }
 

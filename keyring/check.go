@@ -45,7 +45,11 @@ func (k *Keys) refuseUnreadable(ctx context.Context, reader migratestore.Reader,
 	place := func(i int) string { return layout.Of(resources[i], s.Custom(resources[i])) }
 	needs, errs := make([][]string, len(resources)), make([]error, len(resources))
 	order, _ := stored.SmallFirst(ctx, reader, len(resources), place)
-	stored.Together(order, func(i int) { needs[i], errs[i] = k.unreadable(ctx, reader, place(i), s, resources[i], present) })
+	if err := stored.Together(ctx, order, func(i int) {
+		needs[i], errs[i] = k.unreadable(ctx, reader, place(i), s, resources[i], present)
+	}); err != nil {
+		return err
+	}
 	unreadable := slices.Concat(needs...)
 	for _, err := range errs {
 		if err != nil && len(unreadable) == 0 {

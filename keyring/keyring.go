@@ -28,6 +28,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/member"
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -220,7 +221,7 @@ func (r *Ring) Reload(ctx context.Context) (changed bool, err error) {
 	next.probe(ctx)
 	r.current.Store(next)
 	r.changed()
-	time.AfterFunc(present.grace, present.close)
+	time.AfterFunc(present.grace, func() { workers.Go(context.Background(), "encryption", present.close) })
 	return true, nil
 }
 

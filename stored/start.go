@@ -19,6 +19,7 @@ import (
 	"github.com/concord-dev/concord/api/storageversion"
 	"github.com/concord-dev/concord/compat"
 	migratestore "github.com/concord-dev/concord/migrate/store"
+	"github.com/concord-dev/concord/workers"
 )
 
 const (
@@ -183,7 +184,7 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reade
 // not read everything says so. Encodings that servers began to write in the meantime count as written.
 func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Layout, sets Sets, uncounted []compat.Stored) {
 	order, sizes := SmallFirst(ctx, reader, len(uncounted), func(i int) string { return layout.Of(uncounted[i].Resource, false) })
-	Together(order, func(i int) {
+	if err := Together(ctx, order, func(i int) {
 		s := &uncounted[i]
 		if s.Census = (&compat.StoredCensus{}); sizes[i] > 0 {
 			s.Census = Count(ctx, reader, layout.Of(s.Resource, false), nil)
@@ -191,7 +192,11 @@ func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Lay
 		if err := fenced(ctx, reader, layout, sets, s); err != nil {
 			s.Census.Partial = cmp.Or(s.Census.Partial, "what servers write cannot be read: "+err.Error())
 		}
-	})
+	}); err != nil {
+		for i := range uncounted { // any of them may be the one
+			uncounted[i].Census = &compat.StoredCensus{Partial: err.Error()}
+		}
+	}
 }
 
 // SmallFirst orders n places by how many objects are there, the fewest first: so that a large one
@@ -199,26 +204,28 @@ func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Lay
 func SmallFirst(ctx context.Context, reader migratestore.Reader, n int, place func(i int) string) (order []int, sizes []int64) {
 	order, sizes = make([]int, n), make([]int64, n)
 	for i := range order {
-		order[i] = i
+		order[i], sizes[i] = i, math.MaxInt64 // whoever reads the values says why the size is not known
 	}
-	Together(order, func(i int) {
-		page, err := reader.Range(ctx, place(i), clientv3.GetPrefixRangeEnd(place(i)), 1, 0)
-		if sizes[i] = page.Count; err != nil {
-			sizes[i] = math.MaxInt64 // whoever reads the values says why
+	_ = Together(ctx, order, func(i int) {
+		if page, err := reader.Range(ctx, place(i), clientv3.GetPrefixRangeEnd(place(i)), 1, 0); err == nil {
+			sizes[i] = page.Count
 		}
 	})
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
 	return order, sizes
 }
 
-// Together does something with each of the indexes in this order, with a few at a time: etcd may be far away.
-func Together(order []int, do func(int)) {
+// Together does something with each of the indexes in this order, with a few at a time: etcd may be far away. It returns
+// an error (wraps workers.ErrPanicked) if that has panicked.
+func Together(ctx context.Context, order []int, do func(int)) error {
 	var group errgroup.Group
 	group.SetLimit(atOnce)
 	for _, i := range order {
-		group.Go(func() error { do(i); return nil })
+		group.Go(func() error {
+			return workers.Do(ctx, "stored values", func() error { do(i); return nil })
+		})
 	}
-	_ = group.Wait()
+	return group.Wait()
 }
 
 // fenced reads a resource's StorageVersion again, behind its census.

@@ -493,6 +493,10 @@ func TestCheckStorageIsFenced(t *testing.T) {
 	if err := stored.RefuseStored(ctx, start(t, prefix, false), slowReader{migratestore.NewEtcd(etcd), place, "", over}); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
 		t.Errorf("values could not be counted, and it got %v", err)
 	}
+	panics := meanwhileReader{migratestore.NewEtcd(etcd), place, func() { panic("a bug") }}
+	if err := stored.RefuseStored(t.Context(), start(t, prefix, false), panics); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
+		t.Errorf("counting panicked, and it got %v", err)
+	}
 	joined := storedtest.Version(t, policies, agree.History{Epoch: 2, Last: map[agree.Encoding]int64{v1: 1, v2: 2}})
 	reader := meanwhileReader{migratestore.NewEtcd(etcd), place, func() {
 		if _, err := etcd.Put(t.Context(), prefix+"/"+storedtest.VersionKey(policies), joined); err != nil {

@@ -1,22 +1,28 @@
 package claim
 
 import (
+	"context"
 	"slices"
 
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/workers"
 )
 
 // newQueue returns the queue of migrations to look at, by name. seen returns the store of known migrations.
 func (c *Controller) newQueue(seen func() cache.Store) workqueue.TypedRateLimitingInterface[string] {
 	rank := func(name string) int {
-		obj, known, _ := seen().GetByKey(name)
-		if !known {
-			return fresh // it was deleted, and its turn does nothing
-		}
-		return c.rank(obj.(*migrationv1alpha1.StorageVersionMigration))
+		rank := fresh // if it was deleted: its turn does nothing
+		// The queue calls this in goroutines of client-go's.
+		_ = workers.Do(context.Background(), "migrate", func() error {
+			if obj, known, _ := seen().GetByKey(name); known {
+				rank = c.rank(obj.(*migrationv1alpha1.StorageVersionMigration))
+			}
+			return nil
+		})
+		return rank
 	}
 	return workqueue.NewTypedRateLimitingQueueWithConfig(
 		workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetry, maxRetry),

@@ -1,12 +1,15 @@
 package clientload
 
 import (
+	"context"
 	"runtime"
 	"runtime/metrics"
 	"sync"
 	"time"
 
 	"k8s.io/utils/clock"
+
+	"github.com/concord-dev/concord/workers"
 )
 
 // collecting makes garbage collections happen while migrations rest. A collection takes up to half of the processors,
@@ -85,12 +88,14 @@ func (c *collecting) under() bool {
 		return false
 	}
 	c.running = true
-	go func() {
+	workers.Go(context.Background(), "collect garbage", func() {
+		defer func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			ended := c.clock.Now()
+			c.running, c.looked, c.after = false, ended, ended.Add(max(leastApart, ended.Sub(now)))
+		}()
 		c.collect()
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		ended := c.clock.Now()
-		c.running, c.looked, c.after = false, ended, ended.Add(max(leastApart, ended.Sub(now)))
-	}()
+	})
 	return true
 }
