@@ -25,9 +25,9 @@ var unguarded = map[string]string{
 	"member.within":               "waits for a timer",
 	"migrate/store.newGoroutines": "calls what Each gives it, which package workers guards",
 	"server/controllers.runLoops": "waits for the end of a context",
-	"server/generic.run":          "ends the server, and waits for its end",
+	"server/generic.run":          "waits for the start and the end of the server",
 	"stock.serve":                 "net/http catches panics of handlers",
-	"stock/election.leadAlone":    "is the process: what it leads, workers guard",
+	"stock/election.leadAlone":    "is the process of the controllers, which ends with what it leads",
 }
 
 // TestGoroutinesOutliveAPanic: a goroutine of a server in which something of ours can panic is started through package
@@ -122,7 +122,7 @@ func goroutines(f *ast.FuncDecl) (started []ast.Node) {
 }
 
 // caught says whether a function, or one of the folder that it calls, uses package workers, or runs an informer of client-go,
-// which handles its panics as everywhere.
+// whose callbacks package listwatch guards.
 func caught(started ast.Node, functions map[string][]ast.Node) bool {
 	found := uses(started, "workers")
 	ast.Inspect(started, func(n ast.Node) bool {

@@ -20,6 +20,7 @@ import (
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/verdict"
+	"github.com/concord-dev/concord/workers"
 )
 
 var _ stored.Keys = (*Keys)(nil)
@@ -43,15 +44,17 @@ func (k *Keys) refuseUnreadable(ctx context.Context, reader migratestore.Reader,
 		return len(missing) == 0 && !unknown || present != nil && k.readsAll(gr, present)
 	})
 	place := func(i int) string { return layout.Of(resources[i], s.Custom(resources[i])) }
-	needs, errs := make([][]string, len(resources)), make([]error, len(resources))
+	needs := make([][]string, len(resources))
 	order, _ := stored.SmallFirst(ctx, reader, len(resources), place)
-	if err := stored.Together(ctx, order, func(i int) {
-		needs[i], errs[i] = k.unreadable(ctx, reader, place(i), s, resources[i], present)
-	}); err != nil {
+	errs := stored.Together(ctx, order, func(i int) (err error) {
+		needs[i], err = k.unreadable(ctx, reader, place(i), s, resources[i], present)
 		return err
-	}
+	})
 	unreadable := slices.Concat(needs...)
-	for _, err := range errs {
+	for i, err := range errs {
+		if errors.Is(err, workers.ErrPanicked) {
+			err = fmt.Errorf("values of %s, any of which may need a key that it does not have, could not be read: %w", resources[i], err)
+		}
 		if err != nil && len(unreadable) == 0 {
 			return err
 		}

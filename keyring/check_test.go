@@ -109,6 +109,7 @@ func TestCheckReload(t *testing.T) {
 	}{
 		"it has a key more":               {sealedA, "secrets: aescbc a, secretbox b, identity", "", false},
 		"it has a key more, slowly":       {sealedA, "secrets: aescbc a, secretbox b, identity", "", true},
+		"reading values panics":           {sealedA, "secrets: aescbc a", "values of secrets, any of which may need a key that it does not have, could not be read", true},
 		"it lacks one that is needed":     {sealedLost + " " + sealedA, "secrets: identity, secretbox b", "a", false},
 		"it lacks what nothing needs":     {sealedA, "secrets: aescbc a", "", false},
 		"it lacks something, slowly":      {sealedA, "secrets: aescbc a", "could not all be read", true},
@@ -127,7 +128,11 @@ func TestCheckReload(t *testing.T) {
 			prefix := etcd.Fill(t, v)
 			var r migratestore.Reader = reader
 			if test.slow {
-				r = endless{Reader: reader, under: stored.ResourcePrefix(prefix, secretsResource, false), cancel: cancel}
+				read := endless{Reader: reader, under: stored.ResourcePrefix(prefix, secretsResource, false), cancel: cancel}
+				if name == "reading values panics" {
+					read.cancel = func() { panic("a bug") }
+				}
+				r = read
 			}
 			config := strings.Replace(encryptionYAML(test.config), `name: "a'"`, `name: "a"`, 1)
 			err := keysFrom(t, config).CheckReload(ctx, r, stored.Layout{Prefix: prefix}, storedtest.Target(t).Resources(), present)

@@ -184,17 +184,15 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reade
 // not read everything says so. Encodings that servers began to write in the meantime count as written.
 func countSmallFirst(ctx context.Context, reader migratestore.Reader, layout Layout, sets Sets, uncounted []compat.Stored) {
 	order, sizes := SmallFirst(ctx, reader, len(uncounted), func(i int) string { return layout.Of(uncounted[i].Resource, false) })
-	if err := Together(ctx, order, func(i int) {
+	for i, err := range Together(ctx, order, func(i int) error {
 		s := &uncounted[i]
 		if s.Census = (&compat.StoredCensus{}); sizes[i] > 0 {
 			s.Census = Count(ctx, reader, layout.Of(s.Resource, false), nil)
 		}
-		if err := fenced(ctx, reader, layout, sets, s); err != nil {
-			s.Census.Partial = cmp.Or(s.Census.Partial, "what servers write cannot be read: "+err.Error())
-		}
-	}); err != nil {
-		for i := range uncounted { // any of them may be the one
-			uncounted[i].Census = &compat.StoredCensus{Partial: err.Error()}
+		return fenced(ctx, reader, layout, sets, s)
+	}) {
+		if census := uncounted[i].Census; err != nil {
+			census.Partial = cmp.Or(census.Partial, "what servers write cannot be read: "+err.Error())
 		}
 	}
 }
@@ -206,26 +204,31 @@ func SmallFirst(ctx context.Context, reader migratestore.Reader, n int, place fu
 	for i := range order {
 		order[i], sizes[i] = i, math.MaxInt64 // whoever reads the values says why the size is not known
 	}
-	_ = Together(ctx, order, func(i int) {
-		if page, err := reader.Range(ctx, place(i), clientv3.GetPrefixRangeEnd(place(i)), 1, 0); err == nil {
+	Together(ctx, order, func(i int) error {
+		page, err := reader.Range(ctx, place(i), clientv3.GetPrefixRangeEnd(place(i)), 1, 0)
+		if err == nil {
 			sizes[i] = page.Count
 		}
+		return err
 	})
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(sizes[a], sizes[b]) })
 	return order, sizes
 }
 
 // Together does something with each of the indexes in this order, with a few at a time: etcd may be far away. It returns
-// an error (wraps workers.ErrPanicked) if that has panicked.
-func Together(ctx context.Context, order []int, do func(int)) error {
+// the error of each; a panic is an error (wraps workers.ErrPanicked).
+func Together(ctx context.Context, order []int, do func(int) error) []error {
 	var group errgroup.Group
 	group.SetLimit(atOnce)
+	errs := make([]error, len(order))
 	for _, i := range order {
 		group.Go(func() error {
-			return workers.Do(ctx, "stored values", func() error { do(i); return nil })
+			errs[i] = workers.Do(ctx, "stored values", func() error { return do(i) })
+			return nil
 		})
 	}
-	return group.Wait()
+	_ = group.Wait()
+	return errs
 }
 
 // fenced reads a resource's StorageVersion again, behind its census.

@@ -497,6 +497,11 @@ func TestCheckStorageIsFenced(t *testing.T) {
 	if err := stored.RefuseStored(t.Context(), start(t, prefix, false), panics); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
 		t.Errorf("counting panicked, and it got %v", err)
 	}
+	unknown := etcd.Fill(t, map[string]string{"mutatingadmissionpolicies/a": policyIn(string(v2))})
+	panics.of = unknown + "/" + storedtest.VersionKey(schema.GroupResource{Resource: "configmaps"})
+	if err := stored.RefuseStored(t.Context(), start(t, unknown, false), panics); err == nil || !strings.Contains(err.Error(), policies.String()+" as "+string(v2)) {
+		t.Errorf("counting another resource panicked, and it got %v", err)
+	}
 	joined := storedtest.Version(t, policies, agree.History{Epoch: 2, Last: map[agree.Encoding]int64{v1: 1, v2: 2}})
 	reader := meanwhileReader{migratestore.NewEtcd(etcd), place, func() {
 		if _, err := etcd.Put(t.Context(), prefix+"/"+storedtest.VersionKey(policies), joined); err != nil {

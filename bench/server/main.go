@@ -97,17 +97,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return fmt.Errorf("temporary directory (set TMPDIR to one that can be written): %w", err)
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	b := &bench{options: o, progress: stderr, samples: map[key][]float64{}}
+	b := &bench{options: o, progress: stderr, dir: dir, samples: map[key][]float64{}}
 	defer func() { err = errors.Join(err, b.close()) }()
-	for _, role := range []string{ours, theirs} {
-		s, err := newSide(ctx, dir, role)
-		if s != nil {
-			b.sides = append(b.sides, s)
-		}
-		if err != nil {
-			return err
-		}
-	}
 	if err := b.measure(ctx); err != nil {
 		return err
 	}

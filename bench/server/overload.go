@@ -21,6 +21,22 @@ import (
 // crowd is how many clients make the flood, each with a connection of its own.
 const crowd = 600
 
+// overloadAll measures both sides on new servers: with 1,000 CRDs every collection of garbage would be longer.
+func (b *bench) overloadAll(ctx context.Context) error {
+	if err := b.anew(ctx); err != nil {
+		return err
+	}
+	for _, s := range b.sides {
+		if err := s.permit(ctx); err != nil {
+			return err
+		}
+	}
+	if err := load.Pause(ctx, b.settle); err != nil {
+		return err
+	}
+	return b.turns(ctx, "overload", b.overload)
+}
+
 // overload measures how much longer a client with normal needs waits while another user floods the
 // server. The process of the flood runs only while no other process wants the processor, because real
 // clients run on machines of their own.

@@ -15,7 +15,7 @@ import (
 func (c *Controller) newQueue(seen func() cache.Store) workqueue.TypedRateLimitingInterface[string] {
 	rank := func(name string) int {
 		rank := fresh // if it was deleted: its turn does nothing
-		// The queue calls this in goroutines of client-go's.
+		// Get calls this, which is outside of what next guards.
 		_ = workers.Do(context.Background(), "migrate", func() error {
 			if obj, known, _ := seen().GetByKey(name); known {
 				rank = c.rank(obj.(*migrationv1alpha1.StorageVersionMigration))

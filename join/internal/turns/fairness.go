@@ -18,7 +18,7 @@ import (
 var (
 	waited = metrics.NewHistogramVec(&metrics.HistogramOpts{
 		Namespace: "concord", Subsystem: "turns", Name: "wait_duration_seconds",
-		Help:           "How long requests waited for their turn after priority and fairness had admitted them, by priority level; 0 for those that were the only ones of their flow. Requests that found few others under way or no CPU busy are not counted, nor those that were refused. Metrics of priority and fairness about dispatched requests and their times count a request that waited twice.",
+		Help:           "How long requests waited for their turn after priority and fairness had admitted them, by priority level; next to nothing for those that began at once since their flow had no turn. Requests that began before they were classified, since few others were under way or no goroutine waited for a CPU, are not counted, nor those that were refused. Metrics of priority and fairness about dispatched requests and their times count a request that waited twice.",
 		Buckets:        []float64{0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10},
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"priority_level"})

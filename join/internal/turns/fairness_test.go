@@ -24,7 +24,7 @@ func TestWrap(t *testing.T) {
 		t.Fatal(err)
 	}
 	turns, now := New(1), testclock.NewFakeClock(time.Unix(0, 0))
-	turns.clock, turns.busy, turns.mostFirst = now, func() bool { return true }, 0
+	turns.clock, turns.busy = now, func() bool { return true }
 	apf := turns.Wrap(flowcontrol.New(informers.NewSharedInformerFactory(client, 0), client.FlowcontrolV1(), 10))
 
 	// handle says whether a request was served, and in which priority level.
@@ -51,6 +51,10 @@ func TestWrap(t *testing.T) {
 
 	soon, cancel := context.WithTimeout(t.Context(), longest/10)
 	defer cancel()
+	if served, _ := handle(t.Context(), "create", "normal", "users", func() {}); !served {
+		t.Error("the only request of a flow waits for that of another")
+	}
+	turns.allow(1, 0)
 	if served, level := handle(soon, "create", "normal", "users", func() {}); served || level != flowcontrolv1.PriorityLevelConfigurationNameCatchAll {
 		t.Errorf("a request of level %q was served: %v, although another one has the only turn", level, served)
 	}
@@ -67,7 +71,7 @@ func TestWrap(t *testing.T) {
 		t.Error("a request waits for ever behind one that takes long")
 	}
 	// There are ten seats. Those that wait take none.
-	turns.allow(0)
+	turns.allow(0, 0)
 	var crowd sync.WaitGroup
 	for n := range 40 {
 		crowd.Go(func() {
@@ -82,16 +86,16 @@ func TestWrap(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 	}
-	turns.allow(1)
+	turns.allow(1, 0)
 	crowd.Wait()
 	close(release)
 	<-ended
 }
 
-func (t *Turns) allow(most int) {
+func (t *Turns) allow(most, mostFirst int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.most = most
+	t.most, t.mostFirst = most, mostFirst
 }
 
 func (t *Turns) waits() int {

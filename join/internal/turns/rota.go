@@ -48,23 +48,32 @@ func (r *rota) remove(t *turn, path ...string) {
 	}
 }
 
-// pop takes the next turn out, nil if there is none.
-func (r *rota) pop() *turn {
-	for len(r.names) > 0 {
-		name := r.names[0]
-		r.names = r.names[1:]
+// pop takes the next turn out that may begin, nil if there is none. Behind the first turn of a part it looks at none.
+func (r *rota) pop(may func(*turn) bool) *turn {
+	for i := 0; i < len(r.names); {
+		name := r.names[i]
 		part := r.parts[name]
-		next := part.pop()
-		if len(part.names)+len(part.turns) == 0 {
+		next := part.pop(may)
+		empty := len(part.names)+len(part.turns) == 0
+		switch {
+		case next == nil && !empty:
+			i++
+			continue
+		case empty:
 			delete(r.parts, name)
-		} else {
+		default:
 			r.names = append(r.names, name)
+		}
+		if i == 0 {
+			r.names = r.names[1:]
+		} else {
+			r.names = slices.Delete(r.names, i, i+1)
 		}
 		if next != nil {
 			return next
 		}
 	}
-	if len(r.turns) == 0 {
+	if len(r.turns) == 0 || !may(r.turns[0]) {
 		return nil
 	}
 	next := r.turns[0]

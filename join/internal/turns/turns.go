@@ -4,8 +4,8 @@
 // admitted request of a user with normal needs then shares them with hundreds of requests of a user that floods the server, and
 // takes as many times longer. Here an admitted request begins at once if few others are under way, or if no goroutine waits
 // for a CPU. Else it waits for its turn. Priority levels take turns, and so do the flows of each level, as priority and fairness
-// defines them. The first request of a flow does not wait for those of others: as many first ones are under way beside
-// the others as may be of those.
+// defines them. Beside them as many turns again are for flows that have none, so that the only request of a user does not wait
+// until one of another user's has ended.
 //
 // A turn ends with its request, when no goroutine waits for a CPU, or after a short time. So requests that wait for a webhook
 // or for etcd keep no others from beginning while there are CPUs for them, and lists that compute for seconds keep others
@@ -33,7 +33,7 @@ const (
 
 // Turns are the turns of a server's requests.
 type Turns struct {
-	// most is how many turns are taken at once, and mostFirst how many first ones beside them.
+	// most is how many turns are taken at once, and mostFirst how many first ones of flows beside them.
 	most, mostFirst int
 	clock           clock.PassiveClock
 	// later calls a function after a time.
@@ -46,6 +46,8 @@ type Turns struct {
 	taken []*turn
 	// under are those of taken that have not ended, without first ones, which first are.
 	under, first int
+	// flows are the turns that have not ended by level and flow.
+	flows map[path]int
 	// waiting are requests by priority level and flow; queued is how many they are.
 	waiting rota
 	queued  int
@@ -59,11 +61,14 @@ type turn struct {
 	begun chan struct{}
 	began time.Time
 	ended bool
-	// path is the priority level and the flow; empty for one that began at once.
-	path [2]string
-	// first says that no request of the flow had a turn or waited for one.
+	// path is empty for a request that began before it was classified.
+	path path
+	// first says that the flow had no turn.
 	first bool
 }
+
+// path is a priority level and a flow.
+type path struct{ level, flow string }
 
 // New returns turns of which this many are taken at once while goroutines wait for a CPU, and as many first ones beside them.
 func New(most int) *Turns {
@@ -98,8 +103,8 @@ func (t *Turns) Begin() (end func()) {
 	return func() { t.end(mine) }
 }
 
-// Wait waits for the turn of a request of a flow, unless it is the first of its flow, and returns what ends it. It returns
-// nil if the context ends before it begins, and at once if this many requests of the flow wait already.
+// Wait waits for the turn of a request of a flow, and returns what ends it. It returns nil if the context ends before it
+// begins, and at once if this many requests of the flow wait already.
 func (t *Turns) Wait(ctx context.Context, level, flow string, most int) (end func()) {
 	mine := t.ask(level, flow, most)
 	if mine == nil {
@@ -119,12 +124,7 @@ func (t *Turns) Wait(ctx context.Context, level, flow string, most int) (end fun
 func (t *Turns) ask(level, flow string, most int) *turn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	mine := &turn{begun: make(chan struct{}), path: [2]string{level, flow}}
-	if t.first < t.mostFirst && t.none(level, flow) {
-		mine.first = true
-		t.begin(mine)
-		return mine
-	}
+	mine := &turn{begun: make(chan struct{}), path: path{level, flow}}
 	if !t.waiting.push(mine, most, level, flow) {
 		return nil
 	}
@@ -135,14 +135,6 @@ func (t *Turns) ask(level, flow string, most int) *turn {
 		t.later(between, t.look)
 	}
 	return mine
-}
-
-// none says that no request of a flow has a turn or waits for one.
-func (t *Turns) none(level, flow string) bool {
-	if part := t.waiting.part(level, flow); part != nil && len(part.turns) > 0 {
-		return false
-	}
-	return !slices.ContainsFunc(t.taken, func(taken *turn) bool { return !taken.ended && taken.path == [2]string{level, flow} })
 }
 
 // full says whether as many turns as may be are taken, and ends those that have lasted long enough.
@@ -170,7 +162,7 @@ func (t *Turns) leave(mine *turn) bool {
 	if !mine.began.IsZero() {
 		return false
 	}
-	t.waiting.remove(mine, mine.path[:]...)
+	t.waiting.remove(mine, mine.path.level, mine.path.flow)
 	t.queued--
 	return true
 }
@@ -202,9 +194,23 @@ func (t *Turns) next() {
 	}
 	for t.queued > 0 && t.under < t.most {
 		t.queued--
-		t.begin(t.waiting.pop())
+		t.begin(t.waiting.pop(all))
+	}
+	for t.queued > 0 && t.first < t.mostFirst {
+		mine := t.waiting.pop(t.none)
+		if mine == nil {
+			return
+		}
+		t.queued--
+		mine.first = true
+		t.begin(mine)
 	}
 }
+
+func all(*turn) bool { return true }
+
+// none says that the flow of a turn has none.
+func (t *Turns) none(of *turn) bool { return t.flows[of.path] == 0 }
 
 func (t *Turns) begin(turn *turn) {
 	turn.began = t.clock.Now()
@@ -227,5 +233,14 @@ func (t *Turns) count(turn *turn, by int) {
 		t.first += by
 	} else {
 		t.under += by
+	}
+	if turn.path == (path{}) {
+		return
+	}
+	if t.flows == nil {
+		t.flows = map[path]int{}
+	}
+	if t.flows[turn.path] += by; t.flows[turn.path] == 0 {
+		delete(t.flows, turn.path)
 	}
 }

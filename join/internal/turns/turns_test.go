@@ -84,32 +84,37 @@ func TestFlowsTakeTurns(t *testing.T) {
 		"users/flood/2", "leases/scheduler/1", "users/normal/1", "users/flood/3", "users/normal/2", "users/flood/4")
 }
 
-// TestFirstOfItsFlow: a flow of which nothing is under way does not wait for those that have the turns.
+// TestFirstOfItsFlow: a flow without a turn does not wait for those of others.
 func TestFirstOfItsFlow(t *testing.T) {
 	r := newRequests(1)
 	r.turns.mostFirst = 2
 	r.ask("l/flood/1", "l/flood/2", "l/flood/3", "l/flood/4")
-	r.expect(t, "of one flow", "l/flood/1", "l/flood/2")
+	want := []string{"l/flood/1"}
+	r.expect(t, "of one flow", want...)
 	r.ask("l/normal/1", "l/normal/2", "l/other/1")
-	r.expect(t, "of a second flow", "l/flood/1", "l/flood/2", "l/normal/1")
-	r.end("l/normal/1")
-	r.ask("l/normal/3") // normal/2 waits before it
-	r.expect(t, "while another one of the flow waits", "l/flood/1", "l/flood/2", "l/normal/1")
-	r.ask("m/normal/1")
-	r.expect(t, "of a flow of the same name in another level", "l/flood/1", "l/flood/2", "l/normal/1", "m/normal/1")
-	r.ask("l/third/1")
-	r.expect(t, "beside as many first ones as may be", "l/flood/1", "l/flood/2", "l/normal/1", "m/normal/1")
-	for _, name := range []string{"m/normal/1", "l/flood/1", "l/flood/2", "l/flood/3", "l/normal/2", "l/other/1", "l/third/1"} {
-		r.end(name)
+	want = append(want, "l/normal/1", "l/other/1")
+	r.expect(t, "of others", want...)
+	r.ask("m/normal/1", "l/third/1")
+	r.expect(t, "beside as many first ones as may be", want...)
+	for _, step := range []struct{ end, begins string }{
+		{"l/normal/1", "l/normal/2"},
+		{"l/other/1", "m/normal/1"}, // the other level's, and not the same flow as normal/2
+		{"l/flood/1", "l/flood/2"},
+		{"m/normal/1", "l/third/1"},
+		{"l/normal/2", ""},
+	} {
+		r.end(step.end)
+		if step.begins != "" {
+			want = append(want, step.begins)
+		}
+		r.expect(t, "after "+step.end, want...)
 	}
-	r.expect(t, "of those that waited, one after the other", "l/flood/1", "l/flood/2", "l/normal/1", "m/normal/1",
-		"l/flood/3", "l/normal/2", "l/other/1", "l/third/1", "l/flood/4")
-	r.ask("l/third/2", "l/third/3", "m/normal/2", "m/normal/3")
-	r.expect(t, "again of flows of which nothing is under way", "l/flood/1", "l/flood/2", "l/normal/1", "m/normal/1",
-		"l/flood/3", "l/normal/2", "l/other/1", "l/third/1", "l/flood/4", "l/third/2", "m/normal/2")
 	r.pass(longest)
-	if r.turns.first != 0 || r.turns.under != 1 {
-		t.Errorf("after a long time %d first ones and %d others have a turn, want only the next that waited", r.turns.first, r.turns.under)
+	r.expect(t, "when those have lasted long", append(want, "l/flood/3")...)
+	r.pass(longest)
+	r.end("l/flood/4")
+	if r.turns.first != 0 || r.turns.under != 0 || len(r.turns.flows) != 0 {
+		t.Errorf("%d first ones and %d others of flows %v have a turn after all have ended", r.turns.first, r.turns.under, r.turns.flows)
 	}
 }
 
