@@ -92,6 +92,7 @@ func TestWatched(t *testing.T) {
 	}
 	for _, args := range [][]string{
 		{"--emulated-version=kube=1.34"},
+		{"--feature-gates=AllBeta=true", "--runtime-config=coordination.k8s.io/v1beta1=true"},
 		{"--runtime-config=flowcontrol.apiserver.k8s.io/v1/flowschemas=false", "--enable-priority-and-fairness=false"},
 	} {
 		o, err := tryParse(t, args...)
@@ -117,6 +118,8 @@ func TestRefusedFlags(t *testing.T) {
 		{"--data-dir=", "--data-dir must not be empty"},
 		{"--emulated-version=kube=1.35 --feature-gates=kube:MutatingAdmissionPolicy=true",
 			"a feature that is switched on needs admissionregistration.k8s.io/v1/mutatingadmissionpolicies, which 1.35 does not have: add --runtime-config=admissionregistration.k8s.io/v1=true"},
+		{"--feature-gates=AllBeta=true",
+			"a feature that is switched on needs coordination.k8s.io/v1beta1/leasecandidates, which is off by default: add --runtime-config=coordination.k8s.io/v1beta1=true, or switch the feature off"},
 		{"--runtime-config=discovery.k8s.io/v1=false", "--runtime-config: discovery.k8s.io/v1/endpointslices cannot be switched off, the server itself needs it: remove that setting, or add discovery.k8s.io/v1=true"},
 	} {
 		o, err := tryParse(t, strings.Fields(c.args)...)

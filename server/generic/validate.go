@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
+	coordinationv1beta1 "k8s.io/api/coordination/v1beta1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
@@ -134,6 +135,9 @@ func (o *Options) watched() []schema.GroupVersionResource {
 	}
 	if o.registry().FeatureGateFor(gates.Kube).Enabled(genericfeatures.MutatingAdmissionPolicy) {
 		groups = append(groups, resources{admissionv1.SchemeGroupVersion, []string{"mutatingadmissionpolicies", "mutatingadmissionpolicybindings"}})
+	}
+	if o.registry().FeatureGateFor(gates.Kube).Enabled(genericfeatures.CoordinatedLeaderElection) {
+		groups = append(groups, resources{coordinationv1beta1.SchemeGroupVersion, []string{"leasecandidates"}})
 	}
 	if o.ControlPlane.Features.EnablePriorityAndFairness {
 		groups = append(groups, resources{flowcontrolv1.SchemeGroupVersion, []string{"flowschemas", "prioritylevelconfigurations"}})

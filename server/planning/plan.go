@@ -76,6 +76,9 @@ func New(o Options) (*compat.Plan, error) {
 		}):
 			return nil, fmt.Errorf("a feature that is switched on needs %s/%s, which %s does not have: add --runtime-config=%[1]s=true, or switch the feature off with --feature-gates",
 				gvr.GroupVersion(), gvr.Resource, o.Effective.EmulationVersion())
+		case strings.Contains(gvr.Version, "beta"):
+			return nil, fmt.Errorf("a feature that is switched on needs %s/%s, which is off by default: add --runtime-config=%[1]s=true, or switch the feature off with --feature-gates",
+				gvr.GroupVersion(), gvr.Resource)
 		default:
 			return nil, fmt.Errorf("--runtime-config: %s/%s cannot be switched off, the server itself needs it: remove that setting, or add %[1]s=true beside api/all or api/ga",
 				gvr.GroupVersion(), gvr.Resource)
