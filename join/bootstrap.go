@@ -3,7 +3,6 @@ package join
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	apihelpers "k8s.io/apiextensions-apiserver/pkg/apihelpers"
@@ -29,9 +28,11 @@ const (
 	// rolesRest is how long roles are left alone after a look at them: authorizers notice them with a delay, and
 	// controllers may be forbidden something for other reasons.
 	rolesRest = time.Minute
-	// permissionPoll is how often it is asked whether a controller may begin.
-	permissionPoll = 100 * time.Millisecond
 )
+
+// permissionPoll is how often it is asked whether a controller may begin: soon at first, since roles reach the authorizer with
+// a delay, and every five seconds in the end.
+var permissionPoll = wait.Backoff{Duration: 100 * time.Millisecond, Factor: 1.3, Steps: 20, Cap: 5 * time.Second}
 
 // bootstrap keeps the objects that the controllers need, and has the controllers wait for them.
 type bootstrap struct {
@@ -89,7 +90,8 @@ func (b *bootstrap) keepView(ctx context.Context, said *string) {
 // which is not logged again.
 func (b *bootstrap) restoreRoles(ctx context.Context, said *string) {
 	for _, role := range roles.All {
-		if ctx.Err() != nil || role.Granted(ctx, b.clients.kube) {
+		denied := role.Granted(ctx, b.clients.kube)
+		if ctx.Err() != nil || denied == nil {
 			continue
 		}
 		changed, err := roles.Ensure(b.clients.kube)
@@ -98,9 +100,9 @@ func (b *bootstrap) restoreRoles(ctx context.Context, said *string) {
 			klog.FromContext(ctx).Info("Roles of Concord's own controllers, or their bindings, were deleted or changed: what was missing is made again", "user", role.User(), "err", err)
 			return
 		}
-		if text := fmt.Sprintf("%s: %v", role.User(), err); text != *said {
-			*said = text
-			klog.FromContext(ctx).Info("A controller of Concord's own is not seen to have its permissions, and no role of it could be made again: one is annotated with rbac.authorization.kubernetes.io/autoupdate: \"false\", another authorizer refuses it, or the authorizer does not answer", "user", role.User(), "err", err)
+		if err = errors.Join(denied, err); role.User()+err.Error() != *said {
+			*said = role.User() + err.Error()
+			klog.FromContext(ctx).Info("A controller of Concord's own is not seen to have its permissions, and no role of it could be made again: one is annotated with rbac.authorization.kubernetes.io/autoupdate: \"false\", another authorizer refuses it, or it cannot be asked: an admission webhook may refuse SubjectAccessReviews", "user", role.User(), "err", err)
 		}
 		return
 	}
@@ -169,8 +171,8 @@ func (b *bootstrap) awaitPermitted(ctx context.Context, role roles.Role) error {
 	if !b.config.RBAC {
 		return nil
 	}
-	return wait.PollUntilContextCancel(ctx, permissionPoll, true, func(ctx context.Context) (bool, error) {
-		granted := role.Granted(ctx, b.clients.kube)
+	return permissionPoll.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		granted := role.Granted(ctx, b.clients.kube) == nil
 		if !granted { // as if it had been refused what it does not ask for before
 			b.clients.forbidden.Store(true)
 		}

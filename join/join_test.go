@@ -206,6 +206,28 @@ func TestRolesMadeAgain(t *testing.T) {
 	}
 }
 
+// TestReviewsRefused: while SubjectAccessReviews are refused, controllers ask seldom, and the message says what refuses them.
+func TestReviewsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kube, asked := fake.NewClientset(), 0
+		kube.PrependReactor("create", "subjectaccessreviews", func(clienttesting.Action) (bool, runtime.Object, error) {
+			asked++
+			return true, nil, errors.New("a webhook refuses it")
+		})
+		b := &bootstrap{config: Config{RBAC: true}, clients: &clients{kube: kube}}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+		defer cancel()
+		if err := b.awaitPermitted(ctx, roles.Trigger); err == nil || asked < 60 || asked > 100 {
+			t.Errorf("in five minutes it has asked %d times, and got %v", asked, err)
+		}
+		var said string
+		b.restoreRoles(t.Context(), &said) // makes the roles
+		if b.restoreRoles(t.Context(), &said); !strings.Contains(said, "a webhook refuses it") {
+			t.Errorf("it says %q", said)
+		}
+	})
+}
+
 // TestShutdownDelay: a server leaves when its shutdown delay is over. Before that, the pre-shutdown hooks of the
 // servers that it delegates to, such as the hook that removes its address from the endpoints, have run once.
 func TestShutdownDelay(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
@@ -83,18 +84,21 @@ func (r Role) ensure(kube kubernetes.Interface) (changed bool, err error) {
 	return changed, errors.Join(errs...)
 }
 
-// Granted says whether the server's authorizer lets the controller do all that it does:
+// Granted returns an error unless the server's authorizer lets the controller do all that it does:
 // roles reach it with a delay.
-func (r Role) Granted(ctx context.Context, kube kubernetes.Interface) bool {
+func (r Role) Granted(ctx context.Context, kube kubernetes.Interface) error {
 	for _, asked := range r.asks() {
 		review, err := kube.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: r.User(), Groups: append(serviceaccount.MakeGroupNames(metav1.NamespaceSystem), user.AllAuthenticated), ResourceAttributes: &asked,
 		}}, metav1.CreateOptions{})
-		if err != nil || !review.Status.Allowed {
-			return false
+		if err != nil {
+			return fmt.Errorf("a SubjectAccessReview failed: %w", err)
+		}
+		if !review.Status.Allowed {
+			return fmt.Errorf("it may not %s %s", asked.Verb, schema.GroupResource{Group: asked.Group, Resource: asked.Resource})
 		}
 	}
-	return true
+	return nil
 }
 
 // asks has one request for each rule.

@@ -118,8 +118,8 @@ func rolesAgain(t *testing.T, s *apiserver) {
 	s.storedVersions(2*time.Minute, "v1")
 	eventually(t, 2*time.Minute, "all controllers may do their work", func(ctx context.Context) error {
 		for _, r := range roles.All {
-			if !r.Granted(ctx, s.Kube()) {
-				return fmt.Errorf("%s may not", r.User())
+			if err := r.Granted(ctx, s.Kube()); err != nil {
+				return fmt.Errorf("%s: %w", r.User(), err)
 			}
 		}
 		return nil
