@@ -102,7 +102,8 @@ type Config struct {
 	RBAC bool
 	// RequestsPerCPU is how many requests may be under way for each CPU (GOMAXPROCS) while goroutines wait for one, not
 	// counting those that have lasted 50 ms. Of the others that priority and fairness has admitted, priority levels and
-	// their flows take turns. Beside them as many again are under way for flows that have no other. Negative: no bound; default 2. A server without priority and fairness has no bound.
+	// their flows take turns. Beside them as many again are under way for flows that have no other. Negative: no bound;
+	// default 2. A server without priority and fairness has no bound.
 	RequestsPerCPU int
 	// MigrationMaxAddedLatency is by how much a migration may lengthen the slower requests of
 	// this server's clients, 0 for full speed; nil for half of what they take without it, and
