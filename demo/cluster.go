@@ -28,6 +28,7 @@ const (
 type condition string
 
 const (
+	planned  condition = "not started yet"
 	starting condition = "starting"
 	ready    condition = "ready"
 	stopping condition = "stopping"
@@ -77,7 +78,7 @@ func newCluster(cfg Config) (*cluster, error) {
 	w := newWorld()
 	c := &cluster{Cluster: at, watch: ledger.NewWatch(w, w.apply), crashed: make(chan error, 1)}
 	for i := range serverCount {
-		s := &serverProcess{condition: starting, release: oldRelease}
+		s := &serverProcess{condition: planned, release: oldRelease}
 		s.Server, err = at.Add(fmt.Sprintf("server-%d", i+1), func(at *testbed.Server) (*exec.Cmd, error) {
 			return exec.Command(cfg.Executable, at.Args(
 				"--emulation-version", s.release,
@@ -93,14 +94,18 @@ func newCluster(cfg Config) (*cluster, error) {
 	return c, nil
 }
 
-// start starts the etcd, watches it, and starts the servers one after the other until all are ready. The servers
-// start one at a time, so that their registrations can be told apart.
-func (c *cluster) start(ctx context.Context) error {
+// begin starts the etcd and watches it.
+func (c *cluster) begin(ctx context.Context) error {
 	if err := c.EmbedEtcd(ctx); err != nil {
 		return err
 	}
 	c.watch.Start(c.Raw, storedsets.DefaultPrefix, 1)
-	for _, s := range c.servers {
+	return nil
+}
+
+// start starts servers one after the other, so that their registrations can be told apart, and waits until all are ready.
+func (c *cluster) start(ctx context.Context, servers []*serverProcess) error {
+	for _, s := range servers {
 		s.Etcd = c.Endpoint
 		if err := c.launch(ctx, s); err != nil {
 			return err
@@ -109,7 +114,7 @@ func (c *cluster) start(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, s := range c.servers {
+	for _, s := range servers {
 		if err := c.awaitReady(ctx, s); err != nil {
 			return err
 		}
@@ -204,9 +209,9 @@ func (c *cluster) await(ctx context.Context, limit time.Duration, what string, m
 // errTooLate is the error of await when the change that it waits for does not happen in time.
 var errTooLate = errors.New("not within")
 
-func (c *cluster) endpoints() []*workload.Endpoint {
+func endpoints(servers []*serverProcess) []*workload.Endpoint {
 	var all []*workload.Endpoint
-	for _, s := range c.servers {
+	for _, s := range servers {
 		all = append(all, s.endpoint)
 	}
 	return all

@@ -22,7 +22,7 @@ const (
 	// MinObjects is the fewest objects that give every resource of the demo one.
 	MinObjects = 4
 	// DefaultLeaseDuration is how long the servers' identity Leases live unrenewed.
-	DefaultLeaseDuration = 10 * time.Second
+	DefaultLeaseDuration = 8 * time.Second
 	// DefaultWriters is how many clients write all the time.
 	DefaultWriters = 12
 

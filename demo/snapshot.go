@@ -251,12 +251,12 @@ func changes(old, s snapshot) []string {
 		before[p.name] = p
 	}
 	for _, p := range s.servers {
-		if before[p.name] != p {
+		if before[p.name] != p && p.condition != planned {
 			say("%s is %s%s", p.name, p.condition, identified(p))
 		}
 	}
 	if s.loaded == s.objects && old.loaded < s.objects {
-		say("%s objects are loaded, the writers start", number(s.objects))
+		say("%s objects are loaded", number(s.objects))
 	}
 	known := map[string]string{}
 	for _, l := range old.rows {

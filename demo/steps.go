@@ -70,7 +70,9 @@ func newRun(cfg Config, c *cluster, began time.Time) *run {
 
 func (r *run) list() []step {
 	return []step{
+		{1, "start", "start an etcd and a server, release " + oldRelease, r.start},
 		{1, "load", fmt.Sprintf("load %s objects", number(int64(r.cfg.Objects))), r.load},
+		{1, "join", fmt.Sprintf("start %d more servers, release %s", serverCount-1, oldRelease), r.join},
 		{2, "roll", fmt.Sprintf("roll the servers one by one to release %s", newRelease), r.roll},
 		{3, "flip", fmt.Sprintf("move the storage version of %s from %s to %s", workload.CRDName, workload.CustomVersions[0], workload.CustomVersions[1]), r.flip},
 		{4, "kill", "kill a server with SIGKILL", r.kill},
@@ -100,14 +102,6 @@ func (r *run) failed(ctx context.Context, err error) error {
 }
 
 func (r *run) inTurn(ctx context.Context) error {
-	r.enter(step{number: 1, name: "start", title: "start an etcd and three servers, release " + oldRelease})
-	if err := r.cluster.start(ctx); err != nil {
-		return err
-	}
-	if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(w *world) string { return w.disagreed(r.names()) }); err != nil {
-		return err
-	}
-	r.facts.Agreements = append(r.facts.Agreements, Agreement{After: "the first start of three servers", ReportsSeconds: seconds(time.Since(r.began)), AgreementSeconds: seconds(time.Since(r.began))})
 	for _, s := range r.list() {
 		r.enter(s)
 		err := s.do(ctx)
@@ -152,33 +146,55 @@ func (r *run) names() []string {
 	return names
 }
 
-// settle waits until storage is settled with the encodings wanted.
-func (r *run) settle(ctx context.Context, wanted map[schema.GroupResource]agree.Encoding) error {
-	return r.cluster.await(ctx, settleLimit, "storage is settled", func(w *world) string { return w.unsettled(r.names(), wanted) })
+// settle waits until storage is settled with the encodings wanted, which the given servers report and no others.
+func (r *run) settle(ctx context.Context, servers []string, wanted map[schema.GroupResource]agree.Encoding) error {
+	return r.cluster.await(ctx, settleLimit, "storage is settled", func(w *world) string { return w.unsettled(servers, wanted) })
 }
 
-// load is step 1.
-func (r *run) load(ctx context.Context) error {
-	if _, err := r.cluster.servers[0].control.CRDs.ApiextensionsV1().CustomResourceDefinitions().Create(ctx, workload.Definition(workload.CustomVersions[0]), metav1.CreateOptions{}); err != nil {
+// start begins step 1: the objects are loaded through one server, so that no others follow each write meanwhile.
+func (r *run) start(ctx context.Context) error {
+	if err := r.cluster.begin(ctx); err != nil {
+		return err
+	}
+	first := r.cluster.servers[:1]
+	if err := r.cluster.start(ctx, first); err != nil {
+		return err
+	}
+	if _, err := first[0].control.CRDs.ApiextensionsV1().CustomResourceDefinitions().Create(ctx, workload.Definition(workload.CustomVersions[0]), metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("create CustomResourceDefinition %s: %w", workload.CRDName, err)
 	}
-	start := map[schema.GroupResource]agree.Encoding{
+	old := map[schema.GroupResource]agree.Encoding{
 		workload.Policies: "admissionregistration.k8s.io/v1beta1",
 		workload.Bindings: "admissionregistration.k8s.io/v1beta1",
 		workload.Gadgets:  agree.Encoding(workload.CustomGroup + "/" + workload.CustomVersions[0]),
 	}
-	if err := r.settle(ctx, start); err != nil {
+	if err := r.settle(ctx, r.names()[:1], old); err != nil {
 		return err
 	}
-	for _, s := range r.cluster.servers {
+	return r.served(ctx, first[0].control)
+}
+
+func (r *run) load(ctx context.Context) error {
+	return workload.Load(ctx, r.cfg.Objects, endpoints(r.cluster.servers[:1]), r.work, &r.loaded)
+}
+
+// join ends step 1: the other servers start, and the writers.
+func (r *run) join(ctx context.Context) error {
+	started, others := time.Now(), r.cluster.servers[1:]
+	if err := r.cluster.start(ctx, others); err != nil {
+		return err
+	}
+	if err := r.cluster.await(ctx, settleLimit, "the servers agree", func(w *world) string { return w.disagreed(r.names()) }); err != nil {
+		return err
+	}
+	took := seconds(time.Since(started))
+	r.facts.Agreements = append(r.facts.Agreements, Agreement{After: fmt.Sprintf("the start of %d more servers", len(others)), ReportsSeconds: took, AgreementSeconds: took})
+	for _, s := range others {
 		if err := r.served(ctx, s.control); err != nil {
 			return err
 		}
 	}
-	if err := workload.Load(ctx, r.cfg.Objects, r.cluster.endpoints(), r.work, &r.loaded); err != nil {
-		return err
-	}
-	r.stop = workload.StartWriters(ctx, r.cfg.Writers, r.cluster.endpoints(), r.work)
+	r.stop = workload.StartWriters(ctx, r.cfg.Writers, endpoints(r.cluster.servers), r.work)
 	return nil
 }
 
@@ -188,7 +204,7 @@ func (r *run) served(ctx context.Context, at *workload.Endpoint) error {
 	defer cancel()
 	for _, version := range workload.CustomVersions {
 		err := process.Until(ctx, readyPause, func(ctx context.Context) error {
-			return at.Customs[version].Get().Resource(workload.Gadgets.Resource).MaxRetries(0).Do(ctx).Error()
+			return at.Customs[version].Get().Resource(workload.Gadgets.Resource).Param("limit", "1").MaxRetries(0).Do(ctx).Error()
 		})
 		if err != nil {
 			return fmt.Errorf("%w %s: %s serves %s/%s: %w", errTooLate, startLimit, at.Server, workload.CRDName, version, err)
@@ -219,7 +235,7 @@ func (r *run) roll(ctx context.Context) error {
 		}
 		r.facts.Agreements = append(r.facts.Agreements, a)
 	}
-	return r.settle(ctx, map[schema.GroupResource]agree.Encoding{workload.Policies: workload.Expected[workload.Policies], workload.Bindings: workload.Expected[workload.Bindings]})
+	return r.settle(ctx, r.names(), map[schema.GroupResource]agree.Encoding{workload.Policies: workload.Expected[workload.Policies], workload.Bindings: workload.Expected[workload.Bindings]})
 }
 
 // restart starts a server that has ended, in the new release, and waits until it is ready.
@@ -249,7 +265,7 @@ func (r *run) flip(ctx context.Context) error {
 	}
 	took := seconds(time.Since(started))
 	r.facts.Agreements = append(r.facts.Agreements, Agreement{After: flipped, ReportsSeconds: took, AgreementSeconds: took})
-	return r.settle(ctx, workload.Expected)
+	return r.settle(ctx, r.names(), workload.Expected)
 }
 
 func (r *run) flipStorage(ctx context.Context) error {
@@ -373,7 +389,7 @@ func (r *run) rejoined(name string) map[schema.GroupResource]int64 {
 func (r *run) prove(ctx context.Context) error {
 	r.stop()
 	if len(r.facts.Incomplete) == 0 {
-		if err := r.settle(ctx, workload.Expected); errors.Is(err, errTooLate) {
+		if err := r.settle(ctx, r.names(), workload.Expected); errors.Is(err, errTooLate) {
 			r.facts.Incomplete = append(r.facts.Incomplete, "proof: "+err.Error())
 		} else if err != nil {
 			return err

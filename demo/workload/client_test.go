@@ -307,7 +307,7 @@ func TestHalfOfWhatIsLoadedAreCustomResources(t *testing.T) {
 	for i := range 100 {
 		counts[LoadedResource(i)]++
 	}
-	if counts[Gadgets] != 50 || counts[Policies] != 5 || counts[Bindings] != 45 {
+	if counts[Gadgets] != 50 || counts[Policies] != 1 || counts[Bindings] != 49 {
 		t.Errorf("%v", counts)
 	}
 }

@@ -178,7 +178,7 @@ func StartWriters(ctx context.Context, count int, endpoints []*Endpoint, work *l
 
 // policyEvery: one in this many loaded objects is a policy. Real clusters do not have thousands of policies, and a
 // server compiles each when it is created, which takes longer than everything else.
-const policyEvery = 20
+const policyEvery = 100
 
 // LoadedResource says which resource the i-th loaded object is of: every other one is a
 // custom resource, the others are bindings and some policies.
