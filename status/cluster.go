@@ -259,10 +259,15 @@ func (r *resource) settling() string {
 	case r.moved:
 		return fmt.Sprintf("its definition stores %s now, which its StorageState of %s does not know yet: concord controllers look at it within seconds, if they run",
 			r.target(), r.state.Status.LastHeartbeatTime.UTC().Format("15:04:05 UTC"))
-	case observed.Settling(r.state.Status.Message):
-		return r.state.Status.Message
+	case !observed.Settling(r.state.Status.Message):
+		return ""
 	}
-	return ""
+	looked := r.state.Status.LastHeartbeatTime.Time
+	if at, ok := observed.SettlesAt(r.state.Status.Message, looked); ok && at.Before(looked.Add(r.unlooked)) {
+		return fmt.Sprintf("requests that were under way had until %s, which has passed: concord controllers look at it again within seconds; if this stays, see whether they run",
+			at.UTC().Format("15:04:05 UTC"))
+	}
+	return r.state.Status.Message
 }
 
 // ofCluster are the problems that all resources have.

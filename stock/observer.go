@@ -74,6 +74,11 @@ type observer struct {
 	// whole says that a full round has finished; lacking is the number of replicas that did not answer in it.
 	whole   bool
 	lacking int
+	// finished is when the last full round did, and failing why a later one did not.
+	finished time.Time
+	failing  error
+	// patience is how long none may finish before that is a problem.
+	patience time.Duration
 }
 
 // looks share a round. It begins after all of them were asked for, so that no answer is older than a look.
@@ -313,6 +318,7 @@ func (o *observer) observe(r observed.Round) {
 	}
 	if len(r.Only) == 0 {
 		o.whole, o.lacking = true, len(r.After)-len(o.here)
+		o.finished, o.failing = o.clock.Now(), nil
 		o.measure(len(r.After))
 	}
 }
@@ -451,6 +457,7 @@ func (o *observer) run(ctx context.Context, period time.Duration) error {
 			return err
 		}
 		if err != nil && ctx.Err() == nil {
+			o.fail(err)
 			o.logger.Info("kube-apiservers were not asked: trying again", "reason", err.Error())
 		}
 		select {
@@ -459,6 +466,12 @@ func (o *observer) run(ctx context.Context, period time.Duration) error {
 		case <-o.clock.After(roundPause):
 		}
 	}
+}
+
+func (o *observer) fail(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.failing = err
 }
 
 // hurry makes a full round begin at once.

@@ -2,7 +2,6 @@ package stock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -14,8 +13,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/connect"
@@ -125,7 +122,7 @@ func (c *controllers) ready() error {
 	if w == nil {
 		return nil
 	}
-	if _, err := w.observer.has(schema.GroupResource{}); errors.Is(err, errUnasked) {
+	if err := w.observer.overdue(); err != nil {
 		return err
 	}
 	for _, crd := range migrationv1alpha1.CRDs() {
@@ -134,4 +131,21 @@ func (c *controllers) ready() error {
 		}
 	}
 	return nil
+}
+
+// overdue says since when no full round has finished, and why; nil if that is not long ago.
+func (o *observer) overdue() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	switch {
+	case !o.whole:
+		return errUnasked
+	case o.clock.Since(o.finished) < o.patience:
+		return nil
+	}
+	err := fmt.Errorf("kube-apiservers were last asked at %s UTC", o.finished.UTC().Format(time.TimeOnly))
+	if o.failing != nil {
+		err = fmt.Errorf("%w: %w", err, o.failing)
+	}
+	return err
 }

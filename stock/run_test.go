@@ -9,8 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+	testclock "k8s.io/utils/clock/testing"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
@@ -65,7 +70,9 @@ func TestReadyDefinitions(t *testing.T) {
 	for _, crd := range migrationv1alpha1.CRDs() {
 		d.take(crd)
 	}
-	c.working.Store(&work{observer: &observer{definitions: d, whole: true}})
+	o := c.newObserver(nil, logr.Discard())
+	o.definitions, o.whole, o.finished = d, true, o.clock.Now()
+	c.working.Store(&work{observer: o})
 	if err := c.ready(); err != nil {
 		t.Errorf("with them it says %v", err)
 	}
@@ -73,5 +80,48 @@ func TestReadyDefinitions(t *testing.T) {
 	d.forget(gone)
 	if err := c.ready(); err == nil || !strings.Contains(err.Error(), gone.Name+" is gone") {
 		t.Errorf("without %s it says %v", gone.Name, err)
+	}
+}
+
+// TestReadyRounds: an elected process that has not looked at kube-apiservers for three minutes is not ready, and says
+// since when and why. A shorter outage does not matter.
+func TestReadyRounds(t *testing.T) {
+	var log logged
+	clock := testclock.NewFakeClock(now)
+	c, err := newControllers(Config{Rest: &rest.Config{Host: "127.0.0.1:1"}, Instance: "x", Clock: clock})
+	must(t, err)
+	kube := fake.NewClientset()
+	kube.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, errors.New("no right") })
+	c.kube = kube
+	o := c.newObserver(nil, log.logger())
+	o.definitions = newDefinitions()
+	for _, crd := range migrationv1alpha1.CRDs() {
+		o.definitions.take(crd)
+	}
+	c.working.Store(&work{observer: o})
+	if err := c.ready(); !errors.Is(err, errUnasked) {
+		t.Errorf("before the first round it says %v", err)
+	}
+	o.observing(widgets, "Widget", "example.com/v1", 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- o.run(ctx, time.Hour) }()
+	o.hurry()
+	must(t, wait.PollUntilContextTimeout(ctx, time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		return len(log.lines("no right")) > 0, nil
+	}))
+	cancel()
+	must(t, <-ended)
+	clock.Step(2 * time.Minute)
+	if err := c.ready(); err != nil {
+		t.Errorf("after two minutes it says %v", err)
+	}
+	clock.Step(time.Minute)
+	if err := c.ready(); err == nil || !strings.Contains(err.Error(), "last asked at "+now.UTC().Format(time.TimeOnly)) || !strings.Contains(err.Error(), "no right") {
+		t.Errorf("after three minutes it says %v", err)
+	}
+	o.observing(widgets, "Widget", "example.com/v1", 3*time.Minute)
+	if err := c.ready(); err != nil {
+		t.Errorf("after a round that succeeded it says %v", err)
 	}
 }

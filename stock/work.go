@@ -35,6 +35,9 @@ const (
 	// retry is the time between tries at the steps that have to work before all else, and between
 	// looks whether Concord servers are still there.
 	retry = 2 * time.Second
+	// patientFor is how many gaps between rounds, each longer than a round that succeeds may take, pass without one
+	// before this process is not ready: with the default settings three minutes.
+	patientFor = 4
 	// queued is how many changed StorageVersions may wait for a watcher.
 	queued = 1000
 )
@@ -103,7 +106,7 @@ func (c *controllers) newObserver(states map[schema.GroupResource]evolve.State, 
 	// Before a round those are asked that were silent, which takes two and a half timeouts at most (replicas.Asker).
 	gap := 2*c.config.Poll + 5*c.config.ReplicaTimeout/2
 	return &observer{
-		asking: c.newAsker(logger), clock: c.config.Clock, logger: logger,
+		asking: c.newAsker(logger), clock: c.config.Clock, logger: logger, patience: patientFor * gap,
 		soon:   make(chan struct{}, 1),
 		memory: observed.NewMemory(observed.Config{Settle: c.config.Settle, Gap: gap, States: states}),
 		known:  knownVersions{}, kinds: map[schema.GroupResource]string{}, unheard: map[schema.GroupResource]string{},

@@ -19,11 +19,22 @@ import (
 // store: any kube-apiserver may have written it, also if it did not show it when it was asked.
 const definitionReporter = "customresourcedefinition"
 
-// settling is how Resource.Why begins where all agree, and nothing but time has to pass.
-const settling = "all kube-apiservers store "
+// settling is how Resource.Why begins where all agree, and nothing but time has to pass; after until is the time.
+const settling, until = "all kube-apiservers store ", ": until "
 
 // Settling says whether the reason why a resource is not agreed on, Resource.Why, passes by itself.
 func Settling(why string) bool { return strings.HasPrefix(why, settling) }
+
+// SettlesAt returns when such a reason passes: it names no date, and this is the closest such time to near. It is not ok
+// for other reasons.
+func SettlesAt(why string, near time.Time) (at time.Time, ok bool) {
+	_, named, _ := strings.Cut(why, until)
+	named, _, _ = strings.Cut(named, " ")
+	const day = 24 * time.Hour
+	at, err := time.Parse(time.TimeOnly, named)
+	at = near.Truncate(day).Add(at.Sub(at.Truncate(day)))
+	return at.Add(near.Sub(at).Round(day)), err == nil && Settling(why)
+}
 
 // Memory collects the answers of kube-apiservers, round by round. It takes the place of the StorageVersions of servers
 // that report. Each resource has a uid, which tells since when rounds were made without a gap, and a History of
@@ -331,8 +342,8 @@ func (k *resource) observe(r Round, gr schema.GroupResource, v Verdict, unseen [
 		if k.steady != v.Encoding {
 			k.steady, k.since = v.Encoding, r.Asked // until it answered, a replica may have begun to write another one
 		}
-		if until := k.since.Add(config.Settle); r.Began.Before(until) {
-			k.Why = fmt.Sprintf("%s%s: until %s UTC requests that were under way may still write another version", settling, v.Encoding, until.UTC().Format(time.TimeOnly))
+		if at := k.since.Add(config.Settle); r.Began.Before(at) {
+			k.Why = fmt.Sprintf("%s%s%s%s UTC requests that were under way may still write another version", settling, v.Encoding, until, at.UTC().Format(time.TimeOnly))
 		} else {
 			k.Common = v.Encoding
 		}

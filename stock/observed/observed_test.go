@@ -232,11 +232,28 @@ func TestStoredNotServed(t *testing.T) {
 		return defined(round(after, map[string]Answer{"a": shows(widgets, "example.com/v2")}), "example.com/v2")
 	}
 	got = remembered(t, m, widgets, hidden(settle, map[string]Answer{"a": {Release: "1.37"}}), served(settle+time.Second))
-	if !Settling(got.Why) {
+	if at, ok := SettlesAt(got.Why, start); !ok || !at.Equal(start.Add(2*settle+time.Second)) {
 		t.Errorf("as soon as it is served: %+v", got)
 	}
 	if got = remembered(t, m, widgets, served(2*settle+time.Second)); got.Common != "example.com/v2" {
 		t.Errorf("a while later: %+v", got)
+	}
+}
+
+// TestSettlesAt: the time that a reason names is of the day that is closest.
+func TestSettlesAt(t *testing.T) {
+	midnight := time.Date(2026, 11, 25, 0, 0, 0, 0, time.UTC)
+	for _, after := range []time.Duration{-time.Hour, -time.Second, 0, time.Hour} {
+		want := midnight.Add(after)
+		why := "all kube-apiservers store example.com/v1: until " + want.Format(time.TimeOnly) + " UTC requests"
+		for _, near := range []time.Time{want.Add(-11 * time.Hour), want, want.Add(11 * time.Hour).In(time.FixedZone("", 3600))} {
+			if got, ok := SettlesAt(why, near); !ok || !got.Equal(want) {
+				t.Errorf("%s near %s: %s, %v", why, near, got, ok)
+			}
+		}
+	}
+	if at, ok := SettlesAt("10.0.0.2:6443 does not answer: until 10:00:00 UTC", midnight); ok {
+		t.Errorf("of another reason: %s", at)
 	}
 }
 
