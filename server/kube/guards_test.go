@@ -196,7 +196,7 @@ func TestGuards(t *testing.T) {
 			{[]string{"example.com/v2", "example.com/v1+aescbc:v1:key1:5bd1f0a2c3e49b77"}, "objects may still be stored in it and would become unreadable"},
 		} {
 			g.stored(test.stored...)
-			g.refuses(fmt.Sprintf("taking out v1 with %v stored", test.stored), guardedCRD, "admin", without, []string{"version v1 cannot be taken out: " + test.says, see})
+			g.refuses(fmt.Sprintf("taking out v1 with %v stored", test.stored), guardedCRD, "admin", without, []string{"version v1 cannot be taken out: " + test.says, see, "delete the ValidatingAdmissionPolicyBinding concord-versions first, after a proof of your own"})
 		}
 		g.allows("another change of the definition", guardedCRD, "admin", `{"metadata":{"labels":{"any":"label"}},"spec":{"names":{"shortNames":["gg"]}}}`)
 		g.allows("adding a version", guardedCRD, "admin", storing("v1", "v3", "v2"))
@@ -257,7 +257,7 @@ func (g guarded) movesOnlyAtRest(other string) {
 	}
 	g.allows("a move while the migration has not begun", guardedCRD, "admin", back)
 	say(migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRewriting)
-	g.refuses("a move while the migration runs", guardedCRD, "admin", back, []string{"the storage version cannot move while a migration to it runs", "kubectl concord pause " + guardedCRD, "storageversionmigrations.migration.k8s.io gadgets-1"})
+	g.refuses("a move while the migration runs", guardedCRD, "admin", back, []string{"the storage version cannot move while a migration to it runs", "kubectl concord pause " + guardedCRD, "storageversionmigrations.migration.k8s.io gadgets-1. If Concord does not run here any more, delete the ValidatingAdmissionPolicyBinding concord-storage-version"})
 	migration.Spec.Paused = true
 	must(g.t, objects.Update(ctx, migration))
 	g.allows("a move while it is paused", guardedCRD, "admin", back)
