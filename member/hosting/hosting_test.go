@@ -1,14 +1,24 @@
 package hosting
 
 import (
+	"context"
 	"errors"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"k8s.io/api/apiserverinternal/v1alpha1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/concord-dev/concord/agree"
 	"github.com/concord-dev/concord/api/storageversion"
@@ -72,4 +82,44 @@ func TestAfter(t *testing.T) {
 			t.Errorf("%s: alone %q, %v; want %q", test.name, got.alone, got.err, test.want)
 		}
 	}
+}
+
+// TestSweepBacksOff: the elected server asks a host that does not answer after pauses of up to half a minute, and sweeps
+// every second again once the host answers.
+func TestSweepBacksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		scheme := runtime.NewScheme()
+		utilruntime.Must(errors.Join(coordinationv1.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)))
+		var answers atomic.Bool
+		var asked, sweeps atomic.Int64
+		h := New(Config{Serves: func(context.Context) (bool, error) {
+			asked.Add(1)
+			if answers.Load() {
+				return false, nil
+			}
+			return false, errors.New("it does not answer")
+		}})
+		h.own = interceptor.NewClient(fake.NewClientBuilder().WithScheme(scheme).Build(), interceptor.Funcs{
+			List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, options ...client.ListOption) error {
+				if _, ok := list.(*coordinationv1.LeaseList); ok {
+					sweeps.Add(1)
+				}
+				return c.List(ctx, list, options...)
+			},
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go h.Lead(ctx)
+		time.Sleep(100*time.Second + sweepInterval/2) // the clock is the test's, and stands between sweeps
+		if n := asked.Load(); n != 8 {
+			t.Errorf("it was asked %d times in 100 s, want 8: after pauses of 1, 2, 4, 8, 16, 30 and 30 s", n)
+		}
+		answers.Store(true)
+		time.Sleep(sweepResync)
+		before := sweeps.Load()
+		time.Sleep(10 * time.Second)
+		if n := sweeps.Load() - before; n != 10 {
+			t.Errorf("once it has answered there are %d sweeps in 10 s, want 10", n)
+		}
+	})
 }

@@ -28,6 +28,9 @@ const (
 	storeLease = "concord-store"
 )
 
+// sweepBackoff is how long the elected server pauses after sweeps that fail: up to sweepResync.
+var sweepBackoff = wait.Backoff{Duration: sweepInterval, Factor: 2, Steps: 10, Cap: sweepResync}
+
 // sweptHost is when a sweep of the host last left nothing to do, and with which registrations.
 type sweptHost struct {
 	at    time.Time
@@ -38,13 +41,26 @@ type sweptHost struct {
 // the host, too.
 func (h *Host) Lead(ctx context.Context) {
 	h.swept = sweptHost{} // somebody else may have led since
-	wait.UntilWithContext(ctx, func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, hostTimeout)
-		defer cancel()
-		if err := h.Sweep(ctx); err != nil && ctx.Err() == nil {
-			h.Logger.V(1).Info("Reports to the host cluster will be collected again", "reason", err.Error())
+	backoff := sweepBackoff
+	for ctx.Err() == nil {
+		pause := sweepInterval
+		if err := h.sweepOnce(ctx); err == nil {
+			backoff = sweepBackoff
+		} else if ctx.Err() == nil {
+			pause = backoff.Step()
+			h.Logger.V(1).Info("Reports to the host cluster will be collected again", "reason", err.Error(), "after", pause)
 		}
-	}, sweepInterval)
+		select {
+		case <-ctx.Done():
+		case <-h.Clock.After(pause):
+		}
+	}
+}
+
+func (h *Host) sweepOnce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, hostTimeout)
+	defer cancel()
+	return h.Sweep(ctx)
 }
 
 // Sweep buries in the host every server that has neither a Lease nor a report here any more. The
