@@ -55,7 +55,7 @@ func testRoll(t *testing.T) {
 		t.Errorf("a replica writes v1alpha1 again, and the host has the reports %v", reports)
 	}
 	s.wantNewIdentity(a, agreed)
-	a.restart("v1beta1")
+	s.restartWatched(a, "v1beta1")
 	s.waitAgreed("v1beta1", 3)
 	s.waitMigrated("v1beta1")
 	report := writes.Stop()
@@ -67,6 +67,20 @@ func testRoll(t *testing.T) {
 	s.own.CheckLoad(report, load.BrokenTo("a", "b"))
 	s.wantOnly("v1beta1")
 	s.check()
+}
+
+// restartWatched restarts a replica that a client watches: the stop ends the watch, and does not wait for it.
+func (s *deployment) restartWatched(r *replica, version string) {
+	s.t.Helper()
+	open, err := r.Dynamic().Resource(flunderLoad().GroupVersionResource).Watch(s.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer open.Stop()
+	r.restart(version)
+	if strings.Contains(r.Output(), "Failed to shutdown server") {
+		s.t.Error("the stop waited in vain for the watch")
+	}
 }
 
 // write starts clients that write through replicas all the time. They wait for a paused replica for a long time.

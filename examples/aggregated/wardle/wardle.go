@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -49,6 +50,7 @@ func (o *options) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	config.GenericConfig.ShutdownWatchTerminationGracePeriod = 2 * time.Second // else a stop waits a minute for open watches
 	if err := o.storeFlunders(config); err != nil {
 		return err
 	}
