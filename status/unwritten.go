@@ -32,8 +32,14 @@ func (x *index) unwritten(r *resource) Problem {
 		return Problem{}
 	}
 	why := "the controllers do not run, or what they write is refused"
-	one, refused := "its StorageState does not say so", migrationv1alpha1.StorageStates
-	if r.follows() {
+	event, one, refused := "servers have agreed for %s", "its StorageState does not say so", migrationv1alpha1.StorageStates
+	switch succeeded := r.succeeded(); {
+	case !succeeded.IsZero():
+		event, since, why = "its migration succeeded %s ago", succeeded, "the controllers do not run, what they write is refused, or they still count what is stored"
+		if x.Now.Sub(since) < followedWithin {
+			return Problem{}
+		}
+	case r.follows():
 		one, refused = "no migration of it has begun", migrationv1alpha1.StorageVersionMigrations
 		idle, of := r.unbegun()
 		if of.After(since) {
@@ -52,8 +58,8 @@ func (x *index) unwritten(r *resource) Problem {
 		return Problem{} // it is why
 	}
 	return Problem{
-		Kind: Unwritten, Resources: []string{r.String()}, alike: one + why,
-		Text: fmt.Sprintf("%s: servers have agreed for %s, and %s: %s", r, duration.HumanDuration(x.Now.Sub(since)), one, why),
+		Kind: Unwritten, Resources: []string{r.String()}, alike: event + one + why,
+		Text: fmt.Sprintf("%s: "+event+", and %s: %s", r, duration.HumanDuration(x.Now.Sub(since)), one, why),
 		Do:   fmt.Sprintf("see the log of the server that holds the Lease of the controllers, and which admission policies and webhooks are for %s: they may refuse what the controllers write", refused),
 		Run:  "kubectl get lease -n " + storageversion.IdentityNamespace + " concord-controllers",
 	}
@@ -84,15 +90,37 @@ func (r *resource) follows() bool {
 	return state.Of == r.agreement.Ref && state.Current == r.agreement.Encoding
 }
 
-// unbegun reports whether the resource needs a migration and has none that has begun, finished or waits for something,
+// succeeded is when the first migration succeeded to what servers agree on, if the StorageState lists other encodings
+// all the same; zero otherwise.
+func (r *resource) succeeded() (at time.Time) {
+	if r.state == nil || r.agreement == (evolve.Target{}) || r.settled() {
+		return at
+	}
+	state := migrationv1alpha1.ViewState(r.state)
+	if state.Of != r.agreement.Ref {
+		return at
+	}
+	o := evolve.Observation{State: &state}
+	for _, m := range r.migrations {
+		o.Migrations = append(o.Migrations, migrationv1alpha1.ViewMigration(m))
+	}
+	for _, m := range o.Succeeded(r.agreement) {
+		if at.IsZero() || m.Ended.Before(at) {
+			at = m.Ended
+		}
+	}
+	return at
+}
+
+// unbegun reports whether the resource needs a migration and has none that has begun, failed or waits for something,
 // and since when that may be so.
 func (r *resource) unbegun() (idle bool, since time.Time) {
 	live := r.live()
 	if len(live) == 0 {
-		ended := slices.ContainsFunc(r.migrations, func(m *migrationv1alpha1.StorageVersionMigration) bool {
-			return migrationv1alpha1.TargetOf(m) == r.agreement
+		failed := slices.ContainsFunc(r.migrations, func(m *migrationv1alpha1.StorageVersionMigration) bool {
+			return migrationv1alpha1.TargetOf(m) == r.agreement && migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed) != nil
 		})
-		return !ended && !r.settled(), r.state.CreationTimestamp.Time
+		return !failed && !r.settled(), r.state.CreationTimestamp.Time
 	}
 	for _, m := range live {
 		if moving := movingOf(r, m); moving.State != Pending || moving.By != "" {

@@ -353,6 +353,8 @@ func (r *resource) next(a *Answer) string {
 		return "the definition is pruned within seconds; look again with kubectl concord why " + r.String()
 	case a.Blocked && r.crd == nil && r.version == nil:
 		return "concord controllers migrate it when its storage version can have changed, unless they run with --built-in-resources=false (events end by themselves); at once by kubectl concord migrate " + r.String()
+	case a.Blocked && !r.succeeded().IsZero():
+		return "its migration has succeeded, and its StorageState says so within seconds; look again with kubectl concord why " + r.String()
 	case a.Blocked && r.silenced:
 		return "a migration begins when --migration-settle (75 s by default) has passed since a server that did not report has gone"
 	case a.Blocked:
