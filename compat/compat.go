@@ -92,6 +92,8 @@ type Plan struct {
 	Binary, Emulation, MinCompatibility *version.Version
 	// Resources are sorted by group and resource.
 	Resources []ResourcePlan
+
+	lifecycles []Lifecycle
 }
 
 // ResourcePlan is the part of a Plan that is about one resource.
@@ -132,7 +134,7 @@ func NewPlan(lifecycles []Lifecycle, o Options) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{Binary: o.Binary, Emulation: o.Emulation, MinCompatibility: o.MinCompatibility}
+	p := &Plan{Binary: o.Binary, Emulation: o.Emulation, MinCompatibility: o.MinCompatibility, lifecycles: rows}
 	resources := byResource(rows)
 	storage, err := storageVersions(resources, o)
 	if err != nil {

@@ -101,7 +101,8 @@ type Target struct {
 	// Name is the target's name in reasons, such as "1.35".
 	Name string
 
-	resources map[schema.GroupResource]reading
+	resources  map[schema.GroupResource]reading
+	lifecycles []Lifecycle
 	// silent explains why the target cannot decode an encoding about which nothing is known.
 	silent string
 	// compatible says that servers of this binary may have the target as their minimum compatibility version.
@@ -128,7 +129,7 @@ type versionReading struct {
 
 // Target returns the server that the plan is of.
 func (p *Plan) Target() *Target {
-	t := &Target{Name: "this binary (" + p.Binary.String() + ")", resources: map[schema.GroupResource]reading{}, silent: "this binary does not know it"}
+	t := &Target{Name: "this binary (" + p.Binary.String() + ")", resources: map[schema.GroupResource]reading{}, lifecycles: p.lifecycles, silent: "this binary does not know it"}
 	if !p.Emulation.EqualTo(p.Binary) {
 		t.Name = fmt.Sprintf("this binary (%s, emulating %s)", p.Binary, p.Emulation)
 	}
@@ -168,7 +169,7 @@ func (r ResourcePlan) readings() []versionReading {
 // introduction until its removal.
 func ReleaseTarget(lifecycles []Lifecycle, release *version.Version) *Target {
 	release = minor(release)
-	t := &Target{Name: release.String(), resources: map[schema.GroupResource]reading{}, silent: "no release is known to have it"}
+	t := &Target{Name: release.String(), resources: map[schema.GroupResource]reading{}, lifecycles: lifecycles, silent: "no release is known to have it"}
 	t.compatible = contains(AllowedMinCompatibility(BinaryVersion(), BinaryVersion()), release)
 	rows := slices.Clone(lifecycles)
 	slices.SortFunc(rows, compareLifecycles)
@@ -214,6 +215,7 @@ func readingAt(l Lifecycle, release *version.Version) versionReading {
 // off unless asked for. Such releases do not constrain how the resource is stored, and its objects are there when a release reads
 // them again. That is not so for a resource which the release has lost, so that one is not lacking.
 func lacks(rows []Lifecycle, release *version.Version) string {
+	alphaToo := slices.ContainsFunc(rows, func(l Lifecycle) bool { return isAlpha(l) && l.decodedBy(release) })
 	if lasting := slices.DeleteFunc(slices.Clone(rows), isAlpha); len(lasting) > 0 {
 		rows = lasting
 	}
@@ -226,8 +228,11 @@ func lacks(rows []Lifecycle, release *version.Version) string {
 			first = l.Introduced
 		}
 	}
-	if first == nil {
+	switch {
+	case first == nil:
 		return ""
+	case alphaToo:
+		return fmt.Sprintf("%s has only an alpha version of it, off by default (%s has more): while that is off, objects stay as they are", release, first)
 	}
 	return fmt.Sprintf("%s does not serve it (%s does first): objects stay as they are", release, first)
 }
@@ -244,6 +249,14 @@ func (t *Target) Resources() []schema.GroupResource {
 func (t *Target) Avoidable(gr schema.GroupResource, encoding string) bool {
 	v, _ := t.decodes(t.resources[gr], encoding)
 	return t.compatible && v.newer
+}
+
+// Stranded says whether no release migrates objects of a resource from the encoding to one that the target decodes.
+func (t *Target) Stranded(gr schema.GroupResource, encoding string) bool {
+	return Stranded(t.lifecycles, gr, encoding, func(e string) bool {
+		_, ok := t.decodes(t.resources[gr], e)
+		return ok
+	})
 }
 
 // Judge says whether the target decodes every encoding in which objects of the resource may be stored.

@@ -72,7 +72,7 @@ func TestJudgeStored(t *testing.T) {
 		"a version whose types the binary lost":           {target: "1.37", resource: storedMigrations, stored: "storagemigration.k8s.io/v1alpha1", want: Unsafe, reasons: []string{"removed in 1.35, this binary no longer has it"}},
 		"the release that has those types":                {target: "1.34", resource: storedMigrations, stored: "storagemigration.k8s.io/v1alpha1", want: Safe},
 		"a release that does not have the resource yet":   {target: "1.36", resource: "workloads.scheduling.k8s.io", stored: "scheduling.k8s.io/v1beta1", want: Safe, reasons: []string{"1.36 does not serve it (1.37 does first): objects stay as they are"}},
-		"a release that has it as alpha only":             {target: "1.34", resource: storedMigrations, stored: "storagemigration.k8s.io/v1beta1", want: Safe, reasons: []string{"1.34 does not serve it (1.35 does first)"}},
+		"a release that has it as alpha only":             {target: "1.34", resource: storedMigrations, stored: "storagemigration.k8s.io/v1beta1", want: Safe, reasons: []string{"1.34 has only an alpha version of it, off by default (1.35 has more): while that is off, objects stay as they are"}},
 		"a resource that never was more than alpha":       {target: "1.38", resource: "evictionrequests.lifecycle.k8s.io", stored: "lifecycle.k8s.io/v1alpha1", want: Safe},
 		"a resource that never was more than alpha, back": {target: "1.36", resource: "evictionrequests.lifecycle.k8s.io", stored: "lifecycle.k8s.io/v1alpha1", want: Safe},
 		"a resource that a release has lost":              {target: "1.38", resource: "ingresses.extensions", stored: "extensions/v1beta1", want: Unsafe, reasons: []string{"removed in 1.22"}},

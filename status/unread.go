@@ -7,7 +7,10 @@ import (
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
+	"github.com/concord-dev/concord/compat"
+	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/status/cause"
+	"github.com/concord-dev/concord/verdict"
 )
 
 // unread groups the unreadable objects by what is wrong with them, those that can be saved first. Objects that no
@@ -73,7 +76,8 @@ func (r *resource) lackedBy(version string) string {
 	return "servers of this release do not read"
 }
 
-// readAgain is how such values can be read again; empty where they say no more than that they cannot.
+// readAgain is how such values can be read again, or that they have to be deleted because that leads nowhere; empty
+// where they say no more than that they cannot.
 func (r *resource) readAgain(v cause.Unread) string {
 	switch {
 	case v.Sealed:
@@ -84,8 +88,24 @@ func (r *resource) readAgain(v cause.Unread) string {
 		return "it has that version again: wait a moment"
 	case r.crd != nil:
 		return fmt.Sprintf("no object is lost: put %s back into spec.versions of the CustomResourceDefinition %s (served: false and storage: false will do)", v.Version, r.crd.Name)
+	case r.strands(v.Version):
+		return compat.Removal([]string{v.Version}, "these servers read")
 	}
 	return fmt.Sprintf("no object is lost: run servers of a release that reads %s", v.Version)
+}
+
+// strands says whether no release migrates objects of the resource from a version to one that servers read.
+func (r *resource) strands(version string) bool {
+	read := []string{}
+	if r.common != "" {
+		read = append(read, string(r.common.Plain()))
+	}
+	for _, report := range r.reports {
+		if report.Encoding != evolve.Unknown {
+			read = append(read, report.Decodable...)
+		}
+	}
+	return len(read) > 0 && compat.Stranded(verdict.Lifecycles(), r.GroupResource, version, func(e string) bool { return slices.Contains(read, e) })
 }
 
 // removal is the command, for any shell, that deletes one of these objects unread.

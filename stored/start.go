@@ -159,11 +159,19 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reade
 		}
 	}
 	countSmallFirst(ctx, reader, layout, sets, uncounted)
-	var undecodable, untold []string
+	var undecodable, untold, stranded []string
+	migrates := false // a release migrates some of it
 	for _, set := range append(stored, uncounted...) {
 		switch f := target.Judge(set); f.Verdict {
 		case compat.Unsafe:
 			undecodable = append(undecodable, fmt.Sprintf("%s as %s", f.Resource, strings.Join(f.Undecodable, ", ")))
+			for _, e := range f.Undecodable {
+				if !target.Stranded(set.Resource, e) {
+					migrates = true
+				} else if !slices.Contains(stranded, e) {
+					stranded = append(stranded, e)
+				}
+			}
 		case compat.CouldNotTell:
 			untold = append(untold, f.Resource+": "+f.Reason)
 		case compat.Safe:
@@ -174,8 +182,16 @@ func refuseUndecodable(ctx context.Context, sets Sets, reader migratestore.Reade
 	}
 	if len(undecodable) > 0 {
 		slices.Sort(undecodable)
-		return fmt.Errorf("%s cannot decode what may be stored, %s: start a release that decodes it and wait until its StorageStates no longer list it (concord preflight tells), or give --%s to start without these objects",
-			target.Name, strings.Join(undecodable, "; "), AllowFlag)
+		var ways []string
+		if migrates {
+			ways = append(ways, "start a release that decodes it and wait until its StorageStates no longer list it (concord preflight tells)")
+		}
+		if len(stranded) > 0 {
+			slices.Sort(stranded)
+			ways = append(ways, compat.Removal(stranded, "this one reads"))
+		}
+		return fmt.Errorf("%s cannot decode what may be stored, %s: %s, or give --%s to start without these objects",
+			target.Name, strings.Join(undecodable, "; "), strings.Join(ways, "; "), AllowFlag)
 	}
 	return nil
 }

@@ -17,11 +17,13 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/compat"
 	"github.com/concord-dev/concord/evolve"
 	"github.com/concord-dev/concord/keyring"
 	migratestore "github.com/concord-dev/concord/migrate/store"
 	"github.com/concord-dev/concord/stored"
 	"github.com/concord-dev/concord/stored/storedtest"
+	"github.com/concord-dev/concord/verdict"
 )
 
 const admissionGroup = "admissionregistration.k8s.io"
@@ -209,6 +211,33 @@ func TestCheckStorage(t *testing.T) {
 				t.Errorf("with --%s it logged %q", stored.AllowFlag, logged())
 			}
 		})
+	}
+}
+
+// TestStranded asserts that a server that is refused for what no release migrates names the way out, beside that for other
+// encodings, and that it starts when the objects are gone.
+func TestStranded(t *testing.T) {
+	etcd := storedtest.Start(t)
+	plan, err := compat.NewPlan(verdict.Lifecycles(), compat.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const group, wait = `{"apiVersion":"scheduling.k8s.io/v1alpha2","kind":"PodGroup","metadata":{"name":"old","namespace":"default"}}`, "start a release that decodes it and wait"
+	const remove = "no release migrates objects in scheduling.k8s.io/v1alpha2 to a version that this one reads: delete them, through a server that serves them or in etcd (docs/faults.md), or give --allow-undecodable-storage"
+	check := func(values map[string]string) error {
+		s := start(t, etcd.Fill(t, values), false)
+		s.Target = plan.Target()
+		return s.Check(t.Context(), migratestore.NewEtcd(etcd.Client))
+	}
+	if err := check(map[string]string{"podgroups/default/old": group}); err == nil || !strings.Contains(err.Error(), "podgroups.scheduling.k8s.io as scheduling.k8s.io/v1alpha2: "+remove) {
+		t.Errorf("refused with %v", err)
+	}
+	both := map[string]string{"podgroups/default/old": group, "mutatingadmissionpolicies/a": policyIn(admissionGroup + "/v9")}
+	if err := check(both); err == nil || !strings.Contains(err.Error(), wait) || !strings.Contains(err.Error(), "; "+remove) {
+		t.Errorf("beside others it is refused with %v", err)
+	}
+	if err := check(nil); err != nil {
+		t.Errorf("without these objects it is refused: %v", err)
 	}
 }
 

@@ -81,6 +81,8 @@ type ways struct {
 	lacked      []string
 	// avoidable says that servers of this binary need not store some encodings, and other that there are more.
 	avoidable, other bool
+	// stranded are those that no release migrates to what the target reads.
+	stranded []string
 }
 
 func (w *ways) add(target *compat.Target, f compat.Finding, s compat.Stored) {
@@ -92,8 +94,14 @@ func (w *ways) add(target *compat.Target, f compat.Finding, s compat.Stored) {
 		}
 	default:
 		for _, e := range f.Undecodable {
-			avoidable := target.Avoidable(s.Resource, e)
-			w.avoidable, w.other = w.avoidable || avoidable, w.other || !avoidable
+			switch {
+			case target.Avoidable(s.Resource, e):
+				w.avoidable = true
+			case !target.Stranded(s.Resource, e):
+				w.other = true
+			case !slices.Contains(w.stranded, e):
+				w.stranded = append(w.stranded, e)
+			}
 		}
 	}
 }
@@ -106,6 +114,9 @@ func (w ways) do(release string) string {
 	}
 	if w.other {
 		all = append(all, "choose versions whose storage it reads (concord apis tells) and wait until the migrations are done")
+	}
+	if len(w.stranded) > 0 {
+		all = append(all, compat.Removal(w.stranded, release+" reads"))
 	}
 	switch len(w.definitions) {
 	case 0:

@@ -264,7 +264,7 @@ func TestPreflightInEtcd(t *testing.T) {
 			"customresourcedefinitions.apiextensions.k8s.io": "safe",
 		}}},
 		"back":                  {preflightCase: preflightCase{to: "1.35", code: 0}},
-		"back before the alpha": {preflightCase: preflightCase{to: "1.34", code: 0, reasons: map[string]string{"storageversionmigrations.storagemigration.k8s.io": "safe: 1.34 does not serve it"}}},
+		"back before the alpha": {preflightCase: preflightCase{to: "1.34", code: 0, reasons: map[string]string{"storageversionmigrations.storagemigration.k8s.io": "safe: 1.34 has only an alpha version of it, off by default (1.35 has more)"}}},
 		"this binary": {preflightCase: preflightCase{to: "1.37", code: 0, reasons: map[string]string{
 			policies.String(): "stored as " + admission + "/v1 from then on"}}},
 		"back, with a newer version stored": {func(c *cluster, _ map[string]string) { c.set(policies, v1beta1, v1) },
