@@ -97,20 +97,6 @@ func (o *options) inFile(file string) ([]verdict.Definition, error) {
 // gzipped is how a file begins that gzip has packed.
 const gzipped = "\x1f\x8b"
 
-// once drops duplicate definitions. It returns an error if two of one resource differ, because it is not known which
-// one is applied last.
-func once(all []verdict.Definition) (distinct []verdict.Definition, err error) {
-	for _, d := range all {
-		switch i := lastOf(distinct, d.Resource); {
-		case i < 0:
-			distinct = append(distinct, d)
-		case !same(distinct[i], d):
-			return nil, fmt.Errorf("CustomResourceDefinition %s is there twice, with different versions: judge one after the other", d.Resource)
-		}
-	}
-	return distinct, nil
-}
-
 // lastOf is where the last definition of a resource is; -1 if there is none.
 func lastOf(all []verdict.Definition, gr schema.GroupResource) int {
 	for i, d := range slices.Backward(all) {
