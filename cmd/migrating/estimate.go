@@ -16,7 +16,6 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/concord-dev/concord/api/census"
 	"github.com/concord-dev/concord/cmd/program"
@@ -29,10 +28,9 @@ const assumedPerSecond = 2000
 // estimate is the expected work of migrating one resource. Numbers that are not known are nil.
 type estimate struct {
 	Resource string `json:"resource"`
-	// Elsewhere says how a resource is migrated that the server asked does not store, and
-	// why its objects are not counted if they are not; empty for all that it stores.
+	// Elsewhere says why nothing is counted of a resource; empty for all that the server asked stores.
 	Elsewhere string `json:"elsewhere,omitempty"`
-	// Encoding is the encoding to which objects would be rewritten; empty while servers do not agree.
+	// Encoding is the encoding to which objects would be rewritten; empty while servers do not agree, and if Elsewhere.
 	Encoding string `json:"encoding"`
 	Objects  *int64 `json:"objects"`
 	Bytes    *int64 `json:"bytes"`
@@ -54,7 +52,7 @@ type encodingRow struct {
 }
 
 // estimate asks a server for a census of each resource and prints the estimates.
-func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, cluster client.Client, resources []schema.GroupResource, out io.Writer) error {
+func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, resources []schema.GroupResource, out io.Writer) error {
 	estimates := []estimate{}
 	for _, gr := range resources {
 		var e estimate
@@ -63,7 +61,7 @@ func (o *migrateOptions) estimate(ctx context.Context, config *rest.Config, clus
 		case err == nil:
 			e = o.of(*counted)
 		case census.IsNotStored(err, gr):
-			e, err = elsewhere(ctx, config, cluster, gr)
+			e, err = estimate{Resource: gr.String(), Elsewhere: "the server asked does not store it", Encodings: []encodingRow{}, Basis: "unknown"}, nil
 		}
 		if err != nil {
 			return fmt.Errorf("the cluster at %s: census of %s: %w", config.Host, gr, err)
@@ -146,17 +144,16 @@ func estimateTable(estimates []estimate) string {
 	var text strings.Builder
 	assumed, rewrites, empty := false, false, 0
 	for _, e := range estimates {
-		to := cmp.Or(e.Encoding, "what servers will agree on")
 		switch {
 		case e.Elsewhere != "":
-			fmt.Fprintf(&text, "%s\n  %9s objects, to be in %s\n", e.Resource, orDash(e.Objects), to)
+			fmt.Fprintf(&text, "%s\n  %9s objects: %s\n", e.Resource, "-", e.Elsewhere)
 			continue
 		case len(e.Encodings) == 0:
 			empty++
 			continue
 		}
 		expected := time.Duration(*e.ExpectedSeconds * float64(time.Second)).Round(time.Second)
-		fmt.Fprintf(&text, "%s\n  %9d to rewrite to %s, in %s\n", e.Resource, *e.Rewrite, to, max(expected, time.Second))
+		fmt.Fprintf(&text, "%s\n  %9d to rewrite to %s, in %s\n", e.Resource, *e.Rewrite, cmp.Or(e.Encoding, "what servers will agree on"), max(expected, time.Second))
 		for _, row := range e.Encodings {
 			fmt.Fprintf(&text, "  %9d objects  %12d bytes  %s\n", row.Objects, row.Bytes, row.Encoding)
 		}
@@ -171,11 +168,6 @@ func estimateTable(estimates []estimate) string {
 	}
 	if rewrites {
 		text.WriteString(paragraph("While clients are served a migration gives way to them, and takes longer."))
-	}
-	for _, e := range estimates {
-		if e.Elsewhere != "" {
-			text.WriteString(paragraph(fmt.Sprintf("%s is stored elsewhere: %s. Its bytes and encodings, and how long it takes, are not known here.", e.Resource, e.Elsewhere)))
-		}
 	}
 	return text.String()
 }

@@ -21,7 +21,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -281,40 +280,35 @@ func TestDiscover(t *testing.T) {
 	}
 }
 
-// TestEstimateElsewhere: of a resource that another API server stores, a dry run tells the known
-// facts only, and it tells them beside the rows of other resources.
+// TestEstimateElsewhere: a dry run says of a resource that another API server stores that nothing is counted, beside the
+// rows of other resources.
 func TestEstimateElsewhere(t *testing.T) {
-	gr := schema.GroupResource{Group: "example.com", Resource: "widgets"}
-	const through = "it is migrated through the API"
-	for name, test := range map[string]struct {
-		agreed    string
-		objects   *int64
-		err       error
-		row, says string
-	}{
-		"counted":     {"example.com/v2", ptr.To[int64](150), nil, `150 objects, to be in example.com/v2`, through},
-		"empty":       {"example.com/v2", ptr.To[int64](0), nil, `0 objects, to be in example.com/v2`, through},
-		"not counted": {"example.com/v2", nil, nil, `- objects, to be in example.com/v2`, through},
-		"not agreed":  {migrationv1alpha1.Unknown, ptr.To[int64](150), nil, `150 objects, to be in what servers will agree on`, through},
-		"away":        {"example.com/v2", nil, errors.New("connection refused"), `- objects, to be in example.com/v2`, through + ", and cannot be listed: connection refused"},
-		"not served":  {"example.com/v2", nil, errNotServed, `- objects, to be in example.com/v2`, errNotServed.Error()},
+	widgets := schema.GroupResource{Group: "example.com", Resource: "widgets"}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Path == census.Path+"secrets" {
+			_ = json.NewEncoder(w).Encode(census.Resource{Resource: "secrets"}) // an error means that the client has gone
+			return
+		}
+		status := census.NotStored(widgets).(*apierrors.StatusError).Status()
+		status.Kind, status.APIVersion = "Status", "v1"
+		w.WriteHeader(int(status.Code))
+		_ = json.NewEncoder(w).Encode(status)
+	}))
+	defer server.Close()
+	for output, want := range map[string]string{
+		"table": "widgets.example.com\n          - objects: the server asked does not store it\nnothing is stored of 1 resources\n",
+		"json":  `"bytes": null, "rewrite": null, "encodings": [], "expectedSeconds": null, "objectsPerSecond": null, "basis": "unknown"`,
 	} {
-		e := ofElsewhere(gr, test.agreed, test.objects, test.err)
-		text := estimateTable([]estimate{e, (&migrateOptions{}).of(census.Resource{Resource: "empty"})})
-		table := regexp.MustCompile(`\s+`).ReplaceAllString(text, " ")
-		for _, want := range []string{"widgets.example.com " + test.row + " ", "nothing is stored of 1 resources ", " widgets.example.com is stored elsewhere: " + test.says + ". Its bytes and encodings"} {
-			if !strings.Contains(table, want) {
-				t.Errorf("%s: no %q in\n%s", name, want, text)
-			}
+		var out strings.Builder
+		err := (&migrateOptions{output: output}).estimate(t.Context(), &rest.Config{Host: server.URL}, []schema.GroupResource{widgets, {Resource: "secrets"}}, &out)
+		got := out.String()
+		if output == "json" {
+			got = regexp.MustCompile(`\s+`).ReplaceAllString(got, " ")
 		}
-		raw, err := json.Marshal(e)
-		must(t, err)
-		if !strings.Contains(string(raw), `"bytes":null,"rewrite":null,"encodings":[],"expectedSeconds":null,"objectsPerSecond":null,"basis":"unknown"`) {
-			t.Errorf("%s: JSON %s", name, raw)
+		if err != nil || !strings.Contains(got, want) || strings.Count(got, "null") > 6 {
+			t.Errorf("shown\n%s%v", got, err)
 		}
-	}
-	if raw, err := json.Marshal((&migrateOptions{}).of(census.Resource{Resource: "empty"})); err != nil || strings.Contains(string(raw), "null") || strings.Contains(string(raw), "elsewhere") {
-		t.Errorf("of a resource that is stored the JSON is %s, %v", raw, err)
 	}
 }
 
@@ -350,22 +344,5 @@ func TestNoCensus(t *testing.T) {
 			t.Errorf("%s: %v is taken for no store: %v", name, err, !test.want)
 		}
 		asked.Close()
-	}
-}
-
-func TestCountOf(t *testing.T) {
-	one := []metav1.PartialObjectMetadata{{}}
-	for name, test := range map[string]struct {
-		list metav1.PartialObjectMetadataList
-		want *int64
-	}{
-		"none":     {metav1.PartialObjectMetadataList{}, ptr.To[int64](0)},
-		"one":      {metav1.PartialObjectMetadataList{Items: one}, ptr.To[int64](1)},
-		"many":     {metav1.PartialObjectMetadataList{Items: one, ListMeta: metav1.ListMeta{Continue: "x", RemainingItemCount: ptr.To[int64](149)}}, ptr.To[int64](150)},
-		"not told": {metav1.PartialObjectMetadataList{Items: one, ListMeta: metav1.ListMeta{Continue: "x"}}, nil},
-	} {
-		if got := countOf(&test.list); !ptr.Equal(got, test.want) {
-			t.Errorf("%s: counted %s, want %s", name, orDash(got), orDash(test.want))
-		}
 	}
 }

@@ -54,9 +54,8 @@ With --dry-run nothing is changed: the command prints the number and size of the
 objects by encoding, and the expected duration. For that a server reads every stored value
 of the resources once. The duration is estimated from the last migration of that server or,
 if there was none, from an assumed rate of
-` + fmt.Sprint(assumedPerSecond) + ` objects per second, which the output mentions. For a resource that this server does
-not store, such as that of an aggregated API, only the objects are counted, if the server can
-list them. Unknown values are a dash in the table and null in JSON.
+` + fmt.Sprint(assumedPerSecond) + ` objects per second, which the output mentions. Nothing is counted of a resource that this
+server does not store, such as that of an aggregated API: a dash in the table, null in JSON.
 
 RESOURCE is a name as in kubectl: configmaps, cm, widgets.example.com. A resource that no
 server serves, for example after a rollback, cannot be migrated; --all leaves it out. If you
@@ -119,7 +118,7 @@ func (o *migrateOptions) run(ctx context.Context, args []string, out io.Writer) 
 		return fmt.Errorf("the cluster at %s: %w", config.Host, err)
 	}
 	if o.dryRun {
-		return o.estimate(ctx, config, cluster, resources, out)
+		return o.estimate(ctx, config, resources, out)
 	}
 	return o.migrate(ctx, cluster, resources, out)
 }
