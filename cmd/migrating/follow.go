@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"golang.org/x/term"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
@@ -25,8 +24,6 @@ const (
 	followEvery = 500 * time.Millisecond
 	// patience is how long a cluster may give no answer while migrations are followed.
 	patience = time.Minute
-	// quietAfter is much longer than a server that rewrites or proves writes nothing, which is a few seconds.
-	quietAfter = 30 * time.Second
 )
 
 // follow looks at the migrations until all have ended, and shows them.
@@ -76,13 +73,7 @@ func look(ctx context.Context, cluster client.Client, all []*asked) error {
 			a.deleted = true
 			continue
 		}
-		a.migration, a.waiting, a.left = m, "", ""
-		if by := m.Annotations[migrationv1alpha1.ClaimedByAnnotation]; a.quiet(time.Now()) && by != "" {
-			err := cluster.Get(ctx, client.ObjectKey{Namespace: storageversion.IdentityNamespace, Name: by}, &coordinationv1.Lease{})
-			if storageversion.IsGone(err) { // concord controllers have none
-				a.left = by
-			}
-		}
+		a.migration, a.waiting = m, ""
 		if why := migrationv1alpha1.Waiting(m); why != "" {
 			a.waiting = "waiting: " + why
 		}
@@ -95,20 +86,6 @@ func look(ctx context.Context, cluster client.Client, all []*asked) error {
 		}
 	}
 	return nil
-}
-
-// quiet reports whether nobody has written for long that the migration runs. One that is Retrying may wait for as long as
-// what hinders it.
-func (a *asked) quiet(now time.Time) bool {
-	running := migrationv1alpha1.True(a.migration, migrationv1alpha1.MigrationRunning)
-	if a.migration.Spec.Paused || running == nil || running.Reason != migrationv1alpha1.ReasonRewriting && running.Reason != migrationv1alpha1.ReasonProving {
-		a.since = time.Time{}
-		return false
-	}
-	if a.since.IsZero() || !running.LastUpdateTime.Equal(&a.told) {
-		a.told, a.since = running.LastUpdateTime, now
-	}
-	return now.Sub(a.since) > quietAfter
 }
 
 // line says how far a migration is.
@@ -137,10 +114,8 @@ func (a *asked) line(bar int) string {
 	}
 	var text strings.Builder
 	fmt.Fprintf(&text, "%s: ", a.resource)
-	switch {
-	case a.left != "":
-		text.WriteString("pending: ")
-	case running.Reason != migrationv1alpha1.ReasonRewriting:
+	rewrites := running.Reason == migrationv1alpha1.ReasonRewriting
+	if !rewrites {
 		fmt.Fprintf(&text, "%s: ", strings.ToLower(running.Reason))
 	}
 	p := m.Status.Progress
@@ -153,13 +128,9 @@ func (a *asked) line(bar int) string {
 		fmt.Fprintf(&text, "[%s%s] ", strings.Repeat("#", full), strings.Repeat(".", bar-full))
 	}
 	fmt.Fprintf(&text, "%d of %d objects (%.0f %%)", p.Done, p.Total, 100*share)
-	if a.left != "" {
-		return text.String() + ", waits for another server: " + a.left + ", which began it, is gone or tells nothing any more"
-	}
 	if running.Reason == migrationv1alpha1.ReasonRetrying {
 		return text.String() + ", " + running.Message
 	}
-	rewrites := running.Reason == migrationv1alpha1.ReasonRewriting
 	if rewrites {
 		text.WriteString(status.PerSecond(p.ObjectsPerSecond, p.Done))
 	}
@@ -254,9 +225,9 @@ func block(all []*asked, width, height int) []string {
 	return lines
 }
 
-// waits is 1 for a migration that no server is at work on, and else 0.
+// waits is 1 for a migration that no server has begun, and else 0.
 func (a *asked) waits() int {
-	if a.left != "" || migrationv1alpha1.True(a.migration, migrationv1alpha1.MigrationRunning) == nil {
+	if migrationv1alpha1.True(a.migration, migrationv1alpha1.MigrationRunning) == nil {
 		return 1
 	}
 	return 0

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -126,63 +125,9 @@ func TestLineRetrying(t *testing.T) {
 	}
 }
 
-// TestLookLeft: a migration of which its server tells nothing any more is shown without a rate, and as one that waits,
-// once that server has no Lease, until another one goes on; not one that is retried or paused.
-func TestLookLeft(t *testing.T) {
-	m := &migrationv1alpha1.StorageVersionMigration{ObjectMeta: metav1.ObjectMeta{Name: "m", UID: "1", Annotations: map[string]string{migrationv1alpha1.ClaimedByAnnotation: "server-a"}}}
-	m.Status.Progress = &migrationv1alpha1.MigrationProgress{Total: 4, Done: 1, ObjectsPerSecond: 2}
-	at := metav1.NewTime(time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)) // a clock of its own
-	told := func(reason string) {
-		migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, reason, "", at)
-	}
-	told(migrationv1alpha1.ReasonRewriting)
-	lives := true
-	cluster, err := newFake(interceptor.Funcs{Get: func(_ context.Context, _ client.WithWatch, key client.ObjectKey, found client.Object, _ ...client.GetOption) error {
-		switch got := found.(type) {
-		case *migrationv1alpha1.StorageVersionMigration:
-			*got = *m.DeepCopy()
-		case *coordinationv1.Lease:
-			if !lives {
-				return apierrors.NewNotFound(coordinationv1.Resource("leases"), key.Name)
-			}
-		}
-		return nil
-	}})
-	must(t, err)
-	const running = "secrets: 1 of 4 objects (25 %), 2/s, about 2s left"
-	a := &asked{resource: schema.GroupResource{Resource: "secrets"}, migration: m}
-	for _, step := range []struct {
-		name, want string
-		do         func()
-	}{
-		{"it runs", running, func() {}},
-		{"it is silent for a moment", running, func() { lives = false }},
-		{"the server lives", running, func() { lives, a.since = true, a.since.Add(-quietAfter) }},
-		{"the server is gone", "secrets: pending: 1 of 4 objects (25 %), waits for another server: server-a, which began it, is gone or tells nothing any more", func() { lives = false }},
-		{"it is to be paused", running, func() { m.Spec.Paused = true }},
-		{"it was paused", "secrets: paused: 1 of 4 objects (25 %)", func() {
-			a.since = a.since.Add(-quietAfter)
-			told(migrationv1alpha1.ReasonPaused)
-		}},
-		{"another one goes on", running, func() {
-			m.Spec.Paused, at.Time = false, at.Add(time.Second)
-			told(migrationv1alpha1.ReasonRewriting)
-		}},
-		{"that one waits for its next try", "secrets: retrying: 1 of 4 objects (25 %), the webhook is down", func() {
-			a.since = a.since.Add(-quietAfter)
-			migrationv1alpha1.SetCondition(m, migrationv1alpha1.MigrationRunning, migrationv1alpha1.ReasonRetrying, "the webhook is down", at)
-		}},
-	} {
-		step.do()
-		if err := look(t.Context(), cluster, []*asked{a}); err != nil || a.line(0) != step.want {
-			t.Errorf("%s: shown %q, %v, want %q", step.name, a.line(0), err, step.want)
-		}
-	}
-}
-
 func newFake(funcs interceptor.Funcs) (client.WithWatch, error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(migrationv1alpha1.AddToScheme(scheme), apiserverinternalv1alpha1.AddToScheme(scheme), coordinationv1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(migrationv1alpha1.AddToScheme(scheme), apiserverinternalv1alpha1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
 	return fake.NewClientBuilder().WithScheme(scheme).WithInterceptorFuncs(funcs).Build(), nil

@@ -204,12 +204,6 @@ type asked struct {
 	deleted bool
 	// waiting explains why the migration has not begun, if that is known.
 	waiting string
-	// told is when the server at work on the migration wrote its condition last, by that server's clock, and since is
-	// when that was seen.
-	told  metav1.Time
-	since time.Time
-	// left is that server if it is gone and no other one goes on yet.
-	left string
 }
 
 func (a *asked) ended() bool { return a.deleted || migrationv1alpha1.Final(a.migration) }
