@@ -34,11 +34,8 @@ func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch
 		if err := draw(out, text, &last, watch, tty); err != nil {
 			return err
 		}
-		switch {
-		case !watch:
+		if !watch {
 			return unread
-		case readerGone(out):
-			return nil
 		}
 		select {
 		case <-time.After(watchEvery):

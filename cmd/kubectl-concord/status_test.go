@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,7 +11,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -84,23 +81,6 @@ func TestComplete(t *testing.T) {
 		if err := cmd.ExecuteContext(t.Context()); err != nil || out.String() != want {
 			t.Errorf("%v is completed to %q, %v", args, out.String(), err)
 		}
-	}
-}
-
-// TestReaderGone: a watch of a cluster that does not change ends when the reader of its output has gone.
-func TestReaderGone(t *testing.T) {
-	api := httptest.NewServer(http.NotFoundHandler())
-	defer api.Close()
-	reader, out, err := os.Pipe()
-	must(t, err)
-	defer func() { _ = out.Close() }()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	p, ended := pluginOf(t, api.URL), make(chan error, 1)
-	go func() { ended <- p.status(ctx, out, "text", true) }()
-	line, err := bufio.NewReader(reader).ReadString('\n')
-	if err := errors.Join(err, reader.Close(), <-ended, ctx.Err()); err != nil {
-		t.Errorf("after it printed %q: %v", line, err)
 	}
 }
 
