@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	apiserverinternalv1alpha1 "k8s.io/api/apiserverinternal/v1alpha1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -133,17 +132,6 @@ func newThrottleCommand(p *plugin) *cobra.Command {
 		},
 	}
 	addDryRun(cmd, &dryRun)
-	// A negative number is taken for flags.
-	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		if unknown := (*pflag.NotExistError)(nil); errors.As(err, &unknown) && unknown.GetSpecifiedShortnames() != "" {
-			number := "-" + unknown.GetSpecifiedShortnames()
-			if _, odd := strconv.ParseFloat(strings.TrimSuffix(number, "/s"), 64); odd == nil {
-				_, err := rateOf(number)
-				return err
-			}
-		}
-		return cmd.Parent().FlagErrorFunc()(cmd, err)
-	})
 	return cmd
 }
 
