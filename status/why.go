@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
@@ -427,24 +426,10 @@ func (a Answer) Obstacles(s Style) string {
 	return text.String()
 }
 
-// Resolve finds the resource that a name means: a plural name, with its group if necessary, or the singular, short or
-// kind name of a custom resource. found are the possible resources.
-func Resolve(o Observed, name string) (found []schema.GroupResource) {
-	x := indexed(o)
-	lower := strings.ToLower(name)
-	for _, r := range x.sorted() {
-		switch {
-		case r.String() == lower, r.crd != nil && r.crd.Name == lower:
-			return []schema.GroupResource{r.GroupResource}
-		case r.Resource == lower, r.crd != nil && called(r.crd, lower):
-			found = append(found, r.GroupResource)
-		}
+// Known are the resources of which something is known.
+func Known(o Observed) (known []schema.GroupResource) {
+	for _, r := range indexed(o).sorted() {
+		known = append(known, r.GroupResource)
 	}
-	return found
-}
-
-// called says whether the custom resource has the name.
-func called(crd *apiextensionsv1.CustomResourceDefinition, name string) bool {
-	names := crd.Spec.Names
-	return names.Singular == name || strings.ToLower(names.Kind) == name || slices.Contains(names.ShortNames, name)
+	return known
 }

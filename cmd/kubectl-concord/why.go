@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"slices"
 
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -123,23 +122,11 @@ func (c *cluster) resolveAll(o status.Observed, args []string) ([]schema.GroupRe
 	return resources, nil
 }
 
-// resolve finds the resource that a name means, by what is known of the cluster and else by
-// its discovery, which knows short names.
+// resolve finds the resource that a name means.
 func (c *cluster) resolve(o status.Observed, name string) (schema.GroupResource, error) {
-	switch found := status.Resolve(o, name); {
-	case len(found) == 1:
-		return found[0], nil
-	case len(found) > 1:
-		return schema.GroupResource{}, fmt.Errorf("%q may be %s: give the name with its group", name, migrating.Names(found))
+	gr, err := migrating.Resolve(c.config, name, status.Known(o))
+	if err != nil && len(o.States) == 0 && len(o.StorageVersions) == 0 {
+		err = fmt.Errorf("%q: %s", name, migrating.NobodyLooks)
 	}
-	if gvr, err := migrating.Discover(c.config, name); err == nil {
-		gr := gvr.GroupResource()
-		if slices.Contains(status.Resolve(o, gr.String()), gr) {
-			return gr, nil
-		}
-	}
-	if len(o.States) == 0 && len(o.StorageVersions) == 0 {
-		return schema.GroupResource{}, fmt.Errorf("%q: %s", name, migrating.NobodyLooks)
-	}
-	return schema.GroupResource{}, fmt.Errorf("%q is no resource that is stored here; kubectl get storagestates names those that are", name)
+	return gr, err
 }

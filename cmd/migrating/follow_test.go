@@ -218,7 +218,7 @@ func TestDiscover(t *testing.T) {
 	}))
 	defer api.Close()
 	for name, version := range map[string]string{"widgets.v1.example.com": "v1", "widgets.v3.example.com": "", "widgets.example.com": "v2", "widget": "v2"} {
-		gvr, err := Discover(&rest.Config{Host: api.URL}, name)
+		gvr, err := discover(&rest.Config{Host: api.URL}, name)
 		if (err == nil) != (version != "") || gvr.Version != version {
 			t.Errorf("%s is %v, %v", name, gvr, err)
 		}

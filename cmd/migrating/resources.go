@@ -56,10 +56,7 @@ func (o *migrateOptions) resources(ctx context.Context, config *rest.Config, clu
 	}
 	var chosen []schema.GroupResource
 	for _, arg := range args {
-		gr, err := resolve(arg, stored, func(name string) (schema.GroupResource, error) {
-			gvr, err := Discover(config, name)
-			return gvr.GroupResource(), err
-		})
+		gr, err := Resolve(config, arg, stored)
 		if err != nil {
 			return nil, err
 		}
@@ -108,8 +105,14 @@ func compare(a, b schema.GroupResource) int {
 	return cmp.Or(cmp.Compare(a.Group, b.Group), cmp.Compare(a.Resource, b.Resource))
 }
 
-// resolve finds the stored resource that a name means. A name that is no plural is looked up
-// in discovery.
+// Resolve finds the stored resource that a name means. A name that is no plural is looked up in discovery.
+func Resolve(config *rest.Config, name string, stored []schema.GroupResource) (schema.GroupResource, error) {
+	return resolve(name, stored, func(name string) (schema.GroupResource, error) {
+		gvr, err := discover(config, name)
+		return gvr.GroupResource(), err
+	})
+}
+
 func resolve(name string, stored []schema.GroupResource, discover func(string) (schema.GroupResource, error)) (schema.GroupResource, error) {
 	var found []schema.GroupResource
 	for _, gr := range stored {
@@ -148,9 +151,9 @@ func Names(resources []schema.GroupResource) string {
 	return strings.Join(names, ", ")
 }
 
-// Discover finds the resource of a short, singular or partly qualified name, in the version
+// discover finds the resource of a short, singular or partly qualified name, in the version
 // that the server prefers, or in that of a name such as widgets.v1.example.com.
-func Discover(config *rest.Config, name string) (schema.GroupVersionResource, error) {
+func discover(config *rest.Config, name string) (schema.GroupVersionResource, error) {
 	served, err := discovery.NewDiscoveryClientForConfig(connect.WithTimeout(config))
 	if err != nil {
 		return schema.GroupVersionResource{}, err

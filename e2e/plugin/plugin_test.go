@@ -106,7 +106,7 @@ func atRest(p *plugin, w *beside.Widgets) {
 	p.refused("census", w.Name()).has(noCensus)
 	p.refused("migrate", w.Name(), "--dry-run").has(noCensus)
 	p.refused("pause", w.Name()).has("kubectl concord migrate widgets.example.com asks for one")
-	p.refused("why", "widgetts").has(`"widgetts" is no resource that is stored here; kubectl get storagestates names those that are`)
+	p.refused("why", "widgetts").has(`"widgetts" is no resource that is stored; kubectl get storagestates names those that are`)
 	if all, err := w.Migrations(p.t.Context()); err != nil || len(all) > 0 {
 		p.t.Errorf("there are %d migrations, %v", len(all), err)
 	}
