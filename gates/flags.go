@@ -62,10 +62,8 @@ func Adapt(set *pflag.FlagSet, registry basecompatibility.ComponentGlobalsRegist
 		forward.Usage = "Accepted, and changes nothing: an API version that --runtime-config names is served without it, even if it is newer than the emulated release. Can only be set to true if the emulation version is lower than the binary version."
 	}
 	if set.Lookup(emulationVersionFlag) == nil {
-		alias, given := *emulated, map[string]string{}
+		alias := *emulated
 		alias.Name, alias.Usage = emulationVersionFlag, "Alias of --"+emulatedVersionFlag+"."
-		alias.Value = &twinValue{emulated.Value, emulationVersionFlag, given}
-		emulated.Value = &twinValue{emulated.Value, emulatedVersionFlag, given}
 		set.AddFlag(&alias)
 	}
 	return f, nil
@@ -122,29 +120,6 @@ func (v *versionValue) Set(s string) error {
 		}
 	}
 	return v.Value.Set(s)
-}
-
-// twinValue is a flag with a second name. Giving both with different values is refused, since it would not be clear
-// which one is meant.
-type twinValue struct {
-	pflag.Value
-	name string
-	// given holds the value that each name was given; the names share it.
-	given map[string]string
-}
-
-// Set implements pflag.Value.
-func (v *twinValue) Set(s string) error {
-	for other, value := range v.given {
-		if other != v.name && value != s {
-			return fmt.Errorf("--%s is %s: these are two names of one flag, give one of them", other, value)
-		}
-	}
-	if err := v.Value.Set(s); err != nil {
-		return err
-	}
-	v.given[v.name] = s
-	return nil
 }
 
 // gatesValue names the component of every setting before the library's flag gets it: that one takes all without a component for kube's, and
