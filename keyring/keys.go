@@ -23,10 +23,8 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apiserver/pkg/apis/apiserver"
 	apiserverv1 "k8s.io/apiserver/pkg/apis/apiserver/v1"
-	apiserverfeatures "k8s.io/apiserver/pkg/features"
 	"k8s.io/apiserver/pkg/server/healthz"
 	"k8s.io/apiserver/pkg/server/options/encryptionconfig"
-	utilfeature "k8s.io/apiserver/pkg/util/feature"
 
 	"github.com/concord-dev/concord/agree"
 	migratestore "github.com/concord-dev/concord/migrate/store"
@@ -199,9 +197,6 @@ func loadKeys(ctx context.Context, path string, reload bool, server string) (*Ke
 	if err != nil {
 		return nil, err
 	}
-	if err := refuseKMSv1(raw); err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	loaded, err := encryptionconfig.LoadEncryptionConfig(ctx, path, reload, server)
 	if err != nil {
@@ -242,27 +237,6 @@ func decodeEncryption(raw []byte) (*apiserver.EncryptionConfiguration, error) {
 		return nil, fmt.Errorf("it holds %s and no EncryptionConfiguration", gvk)
 	}
 	return config, nil
-}
-
-// refuseKMSv1 says which plugin of KMS v1 is configured while the feature is off; the library
-// does not name it. A file that cannot be decoded is for the library to refuse.
-func refuseKMSv1(raw []byte) error {
-	if utilfeature.DefaultFeatureGate.Enabled(apiserverfeatures.KMSv1) {
-		return nil
-	}
-	config, err := decodeEncryption(raw)
-	if err != nil {
-		return nil //nolint:nilerr // the library says it better
-	}
-	for _, entry := range config.Resources {
-		for _, c := range entry.Providers {
-			if c.KMS != nil && c.KMS.APIVersion == "v1" {
-				return fmt.Errorf("the KMS plugin %q is of apiVersion v1, as one without apiVersion is, which is off by default: use a plugin of apiVersion v2; where values are encrypted with this one, set --feature-gates=KMSv1=true until concord keys says that kms:v1:%s is safe to remove",
-					c.KMS.Name, c.KMS.Name)
-			}
-		}
-	}
-	return nil
 }
 
 // providersOf names the providers of a configuration that the library has found valid.

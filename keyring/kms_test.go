@@ -223,7 +223,7 @@ func TestKMSv1Names(t *testing.T) {
 }
 
 // TestKMSv1Off: without the feature gate, a KMS v1 plugin is refused at a start and at a reload,
-// and the error names it.
+// and the error names the gate.
 func TestKMSv1Off(t *testing.T) {
 	plugin := kmsV1YAML("/nowhere/s")
 	running, path, c := reloading(t)
@@ -240,8 +240,7 @@ func TestKMSv1Off(t *testing.T) {
 			t.Errorf("%s: it was loaded", name)
 		}
 		for _, err := range []error{starting, reloading} {
-			if err == nil || !strings.Contains(err.Error(), `KMS plugin "p"`) || !strings.Contains(err.Error(), "apiVersion v2") ||
-				!strings.Contains(err.Error(), "--feature-gates=KMSv1=true") || strings.Contains(err.Error(), "\n") {
+			if err == nil || !strings.Contains(err.Error(), "--feature-gates=KMSv1=true") || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%s: got %v", name, err)
 			}
 		}
