@@ -1,20 +1,9 @@
 package rawetcd
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
-	"log"
-	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/spf13/pflag"
-	"k8s.io/client-go/util/cert"
 
 	"github.com/concord-dev/concord/keyring/use"
 	migratestore "github.com/concord-dev/concord/migrate/store"
@@ -70,39 +59,5 @@ func TestNoKeys(t *testing.T) {
 	}
 	if got := out.String(); got != "nothing is encrypted at revision 7:\nno stored value has a key, and no server encrypts with one\n" {
 		t.Errorf("printed %q", got)
-	}
-}
-
-// TestWrongCertificate: the error names the certificate that is refused, and not only that the time
-// is over.
-func TestWrongCertificate(t *testing.T) {
-	etcd := httptest.NewUnstartedServer(nil)
-	etcd.Config.ErrorLog = log.New(io.Discard, "", 0)
-	etcd.EnableHTTP2 = true
-	etcd.StartTLS()
-	defer etcd.Close()
-	another, _, err := cert.GenerateSelfSignedCertKey("127.0.0.1", nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := filepath.Join(t.TempDir(), "ca.crt")
-	if err := os.WriteFile(file, another, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	options, flags := &Options{}, pflag.NewFlagSet("keys", pflag.ContinueOnError)
-	options.AddFlags(flags, "nothing")
-	if err := flags.Set("etcd-cafile", file); err != nil {
-		t.Fatal(err)
-	}
-	for range 20 { // on a busy machine the time may be over before the certificate has come
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		_, err = options.Connect(ctx, []string{etcd.URL})
-		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) {
-			break
-		}
-	}
-	if err == nil || !strings.Contains(err.Error(), "tls: failed to verify certificate") {
-		t.Errorf("the error is %v", err)
 	}
 }

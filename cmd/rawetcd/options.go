@@ -11,21 +11,15 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/concord-dev/concord/stored"
 )
 
 // answerTimeout bounds the wait for the first answer of an etcd.
 const answerTimeout = 10 * time.Second
-
-// reasonTimeout bounds the wait for the reason why there was none.
-const reasonTimeout = 2 * time.Second
 
 // Options name an etcd, and the prefix that is read in it.
 type Options struct {
@@ -82,7 +76,7 @@ func (o *Options) Connect(ctx context.Context, endpoints []string) (*clientv3.Cl
 		return nil, errors.Join(err, client.Close())
 	case err != nil:
 		return nil, errors.Join(
-			fmt.Errorf("etcd at %s does not answer (check the address, the certificates and that it has a leader): %w", strings.Join(endpoints, ","), why(ctx, client, err)),
+			fmt.Errorf("etcd at %s does not answer (check the address, the certificates and that it has a leader): %w", strings.Join(endpoints, ","), err),
 			client.Close())
 	}
 	return client, nil
@@ -98,19 +92,4 @@ func (o *Options) Used(ctx context.Context, client *clientv3.Client) error {
 		return fmt.Errorf("%w under --etcd-prefix %s: give the --etcd-prefix of the servers", errUnused, o.Under())
 	}
 	return err
-}
-
-// why returns the reason why there is no connection, such as a refused certificate. A client that waited for a
-// connection reports only the wait.
-func why(ctx context.Context, client *clientv3.Client, waited error) error {
-	if !errors.Is(waited, context.DeadlineExceeded) {
-		return waited
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), reasonTimeout)
-	defer cancel()
-	_, err := etcdserverpb.NewKVClient(client.ActiveConnection()).Range(ctx, &etcdserverpb.RangeRequest{Key: []byte("health")})
-	if status.Code(err) == codes.Unavailable {
-		return errors.New(status.Convert(err).Message())
-	}
-	return waited
 }
