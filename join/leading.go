@@ -86,7 +86,7 @@ func (l *leading) newTally() (*tally.Controller, error) {
 	if err != nil {
 		return nil, err
 	}
-	return tally.New(tally.Config{Client: l.trigger.Reader(own.objects), Metrics: counts, Logger: klog.Background().WithName("tally")}), nil
+	return tally.New(tally.Config{Kept: l.trigger.Kept, Client: own.objects, Metrics: counts, Logger: klog.Background().WithName("tally")}), nil
 }
 
 func (l *leading) newTrigger(c *counting) (*trigger.Controller, error) {

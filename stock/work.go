@@ -221,7 +221,7 @@ func (c *controllers) newWork(ctx context.Context) (*work, error) {
 			return nil, err
 		}
 	}
-	w.tally = tally.New(tally.Config{Client: w.trigger.Reader(c.objects), Metrics: tallyMetrics(), Logger: c.config.Logger.WithName("tally")})
+	w.tally = tally.New(tally.Config{Kept: w.trigger.Kept, Client: c.objects, Metrics: tallyMetrics(), Logger: c.config.Logger.WithName("tally")})
 	w.migrate = claim.New(claim.Config{
 		Client: view, ID: func() agree.ServerID { return agree.ServerID(c.config.Instance) }, Rewriter: m, API: m, Clock: c.config.Clock,
 		Elsewhere: func(context.Context, schema.GroupVersionResource) (string, error) {

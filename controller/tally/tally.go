@@ -28,8 +28,9 @@ const (
 
 // Config configures a Controller.
 type Config struct {
-	// Client lists StorageStates, migrations and Leases. The trigger's Reader has the
-	// first two at hand.
+	// Kept returns all StorageStates and migrations.
+	Kept func(context.Context) ([]migrationv1alpha1.StorageState, []migrationv1alpha1.StorageVersionMigration, error)
+	// Client lists Leases.
 	Client client.Reader
 	// Metrics shows the counts.
 	Metrics *Metrics
@@ -58,20 +59,17 @@ func (c *Controller) Run(ctx context.Context) {
 
 // Step counts once.
 func (c *Controller) Step(ctx context.Context) error {
-	var states migrationv1alpha1.StorageStateList
-	var migrations migrationv1alpha1.StorageVersionMigrationList
-	var leases coordinationv1.LeaseList
-	for _, list := range []client.ObjectList{&states, &migrations} {
-		if err := c.cfg.Client.List(ctx, list); err != nil {
-			return fmt.Errorf("list %T: %w", list, err)
-		}
+	states, migrations, err := c.cfg.Kept(ctx)
+	if err != nil {
+		return err
 	}
+	var leases coordinationv1.LeaseList
 	// Any server's cache is good enough, and cheap.
 	cached := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: "0"}}
 	if err := c.cfg.Client.List(ctx, &leases, cached, client.InNamespace(storageversion.IdentityNamespace),
 		client.MatchingLabelsSelector{Selector: storageversion.Identities}); err != nil {
 		return fmt.Errorf("list identity Leases: %w", err)
 	}
-	c.cfg.Metrics.show(count(states.Items, migrations.Items, storageversion.Servers(leases.Items)))
+	c.cfg.Metrics.show(count(states, migrations, storageversion.Servers(leases.Items)))
 	return nil
 }

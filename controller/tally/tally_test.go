@@ -62,17 +62,21 @@ func newController(t *testing.T, list func(context.Context, client.ObjectList) e
 			t.Fatal(err)
 		}
 	}
-	c := New(Config{
-		Metrics: NewMetrics(),
-		Client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{
-			List: func(ctx context.Context, c client.WithWatch, o client.ObjectList, opts ...client.ListOption) error {
-				if err := list(ctx, o); err != nil {
-					return err
-				}
-				return c.List(ctx, o, opts...)
-			},
-		}).Build(),
-	})
+	cluster := fake.NewClientBuilder().WithScheme(scheme).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, o client.ObjectList, opts ...client.ListOption) error {
+			if err := list(ctx, o); err != nil {
+				return err
+			}
+			return c.List(ctx, o, opts...)
+		},
+	}).Build()
+	kept := func(ctx context.Context) ([]migrationv1alpha1.StorageState, []migrationv1alpha1.StorageVersionMigration, error) {
+		var states migrationv1alpha1.StorageStateList
+		var migrations migrationv1alpha1.StorageVersionMigrationList
+		err := errors.Join(cluster.List(ctx, &states), cluster.List(ctx, &migrations))
+		return states.Items, migrations.Items, err
+	}
+	c := New(Config{Kept: kept, Client: cluster, Metrics: NewMetrics()})
 	registry := metrics.NewKubeRegistry()
 	registry.CustomMustRegister(c.cfg.Metrics)
 	return c, registry

@@ -10,13 +10,11 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 )
@@ -77,22 +75,17 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// TestReader: while Run runs, lists of StorageStates and migrations are answered from the watches'
-// cache; before and after that they wait until their context ends. All other lists go to the other
-// reader.
+// TestReader: while Run runs, StorageStates and migrations are answered from the watches' cache; before and after that
+// it is waited until the context ends.
 func TestReader(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
-	other := &listing{Reader: c.cfg.Client}
-	reader := c.Reader(other)
 	waits := func(when string) {
 		t.Helper()
-		for _, list := range []client.ObjectList{&migrationv1alpha1.StorageStateList{}, &migrationv1alpha1.StorageVersionMigrationList{}} {
-			ended, end := context.WithTimeout(t.Context(), time.Millisecond)
-			if err := reader.List(ended, list); !errors.Is(err, context.DeadlineExceeded) {
-				t.Errorf("%s Run %T: %v", when, list, err)
-			}
-			end()
+		ended, end := context.WithTimeout(t.Context(), time.Millisecond)
+		defer end()
+		if _, _, err := c.Kept(ended); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s Run: %v", when, err)
 		}
 	}
 	waits("before")
@@ -102,28 +95,13 @@ func TestReader(t *testing.T) {
 		defer close(done)
 		c.Run(ctx)
 	}()
-	w.Eventually("the reader has both", func() bool {
-		var states migrationv1alpha1.StorageStateList
-		var migrations migrationv1alpha1.StorageVersionMigrationList
-		return reader.List(ctx, &states) == nil && len(states.Items) == 1 && reader.List(ctx, &migrations) == nil && len(migrations.Items) == 1
+	w.Eventually("both are kept", func() bool {
+		states, migrations, err := c.Kept(ctx)
+		return err == nil && len(states) == 1 && len(migrations) == 1
 	})
-	if err := reader.List(ctx, &coordinationv1.LeaseList{}); err != nil || other.lists != 1 {
-		t.Errorf("the other reader listed %d times, error %v", other.lists, err)
-	}
 	cancel()
 	<-done
 	waits("after")
-}
-
-// listing counts the lists that it passes on.
-type listing struct {
-	client.Reader
-	lists int
-}
-
-func (l *listing) List(ctx context.Context, list client.ObjectList, options ...client.ListOption) error {
-	l.lists++
-	return l.Reader.List(ctx, list, options...)
 }
 
 // TestTellsOnce: an error that is the same for all resources, for example because the CRD of
