@@ -8,8 +8,9 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// answerTimeout bounds the wait for each answer of a cluster where --request-timeout does not.
-const answerTimeout = 10 * time.Second
+// answerTimeout bounds the wait for each answer of a cluster where --request-timeout does not. It has room for the ten
+// times that client-go makes a request again after Retry-After of a second: then its error is what the server says.
+const answerTimeout = 15 * time.Second
 
 // Kubeconfig is how to reach the cluster that a kubeconfig names, or $KUBECONFIG.
 func Kubeconfig(file string) (*rest.Config, error) {

@@ -49,7 +49,6 @@ func (p *plugin) cluster() (*cluster, error) {
 	}
 	c := &cluster{config: connect.WithTimeout(config), clock: &connect.Clock{}}
 	c.clock.SetBy(c.config)
-	connect.TellRefusals(c.config)
 	if c.objects, err = connect.NewClient(c.config); err != nil {
 		return nil, err
 	}

@@ -107,9 +107,7 @@ func (o *migrateOptions) run(ctx context.Context, args []string, out io.Writer) 
 	if err != nil {
 		return err
 	}
-	patient := connect.WithTimeout(config)
-	connect.TellRefusals(patient)
-	cluster, err := connect.NewClient(patient)
+	cluster, err := connect.NewClient(connect.WithTimeout(config))
 	if err != nil {
 		return err
 	}
