@@ -10,8 +10,8 @@
 // (each way of migrating, and how long clients of other resources wait) and scale (which needs -scale).
 //
 // The ways that are compared are measured in turns, and of each the median round counts: ratios are what matters. The
-// table and a chart are written to files, migration.md and migration.svg, and the table to stdout as well; with -o
-// json stdout is one JSON document. It exits with 1 when a measurement fails, not when a figure misses its target.
+// table is written to a file, migration.md, and to stdout as well; with -o json stdout is one JSON document. It exits
+// with 1 when a measurement fails, not when a figure misses its target.
 package main
 
 import (
@@ -75,7 +75,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.IntVar(&o.samples, "samples", 10_000, "client writes that are timed with a migration, and without")
 	flags.IntVar(&o.rate, "rate", corpus.OpenRate, "requests per second of the open loop")
 	flags.DurationVar(&o.idle, "idle", 10*time.Second, "how long clients of the loads are timed without a migration in a round")
-	flags.StringVar(&o.dir, "dir", "migration-figures", "directory of the table and the chart")
+	flags.StringVar(&o.dir, "dir", "migration-figures", "directory of the table")
 	flags.Func("scale", "numbers of objects, smallest first, at which time per object and memory are measured", o.addScale)
 	flags.IntVar(&o.legRounds, "leg-rounds", 20, "at most how often each number of -scale is migrated before the next one has its turn")
 	only := flags.String("only", "", "the parts that are measured, with commas between, of: "+strings.Join(parts, ", ")+" (default all)")

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -171,28 +170,17 @@ func (d *document) table() string {
 	return s.String()
 }
 
-func (d *document) chart() string {
-	var bars []figures.Bar
-	for _, r := range d.Results {
-		bars = append(bars, figures.Bar{Name: r.Name, Value: r.ObjectsPerSecond})
-	}
-	return figures.Chart("Objects migrated per second (logarithmic)", "/s", bars)
-}
-
-// publish writes the files and prints the table or the document.
+// publish writes the file and prints the table or the document.
 func (d *document) publish(o options, stdout io.Writer) error {
 	if err := os.MkdirAll(o.dir, 0o755); err != nil {
 		return fmt.Errorf("directory of the figures: %w", err)
 	}
 	table := d.table()
-	err := errors.Join(
-		os.WriteFile(filepath.Join(o.dir, "migration.md"), []byte(table), 0o644),
-		os.WriteFile(filepath.Join(o.dir, "migration.svg"), []byte(d.chart()), 0o644))
-	if err != nil {
+	if err := os.WriteFile(filepath.Join(o.dir, "migration.md"), []byte(table), 0o644); err != nil {
 		return fmt.Errorf("write the figures: %w", err)
 	}
 	if !o.json {
-		_, err = io.WriteString(stdout, table)
+		_, err := io.WriteString(stdout, table)
 		return err
 	}
 	encoder := json.NewEncoder(stdout)
