@@ -46,7 +46,7 @@ func (j *Join) Handlers(c *genericapiserver.Config) {
 		handler = j.reporting.drain.Wrap(handler, c.Serializer, c.LongRunningFunc)
 		handler = filters.Stopping(handler, c.ShutdownInitiatedNotify())
 		if j.hosting == nil { // an aggregated server has releases of its own
-			handler = filters.WithSkew(filters.WithEmulation(handler, j.config.window(), c.EnableMetrics), j.config.window())
+			handler = filters.WithSkew(filters.WithEmulation(handler, j.config.Emulation), j.config.window())
 		}
 		return build(handler, c)
 	}
