@@ -20,6 +20,7 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/audit"
 	"github.com/concord-dev/concord/e2e/cluster"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/load"
 )
 
@@ -354,7 +355,7 @@ func widgetCRD(storage string) *apiextensionsv1.CustomResourceDefinition {
 
 // widgetLike returns a CRD like that of widgets for another resource.
 func widgetLike(gr schema.GroupResource, storage string) *apiextensionsv1.CustomResourceDefinition {
-	crd := cluster.Definition(gr, storage)
+	crd := testbed.Definition(gr, storage)
 	text := apiextensionsv1.JSONSchemaProps{Type: "string"}
 	for i := range crd.Spec.Versions {
 		crd.Spec.Versions[i].Schema.OpenAPIV3Schema = &apiextensionsv1.JSONSchemaProps{

@@ -19,11 +19,7 @@ const mergePatch = "application/merge-patch+json"
 
 // Flip changes the storage version in the CRD of the custom resources.
 func Flip(ctx context.Context, c *stage.Client, plural, storage string) error {
-	var definition Fields
-	if err := json.Unmarshal(Definition(plural, storage), &definition); err != nil {
-		return err
-	}
-	patch := Marshal(Fields{"spec": Fields{"versions": definition["spec"].(Fields)["versions"]}})
+	patch := Marshal(Fields{"spec": Fields{"versions": Definition(plural, storage).Spec.Versions}})
 	return Eventually(ctx, "the storage version of "+plural+" is changed", func(ctx context.Context) error {
 		_, err := c.Do(ctx, http.MethodPatch, CRDPath+"/"+plural+"."+CustomGroup, mergePatch, patch)
 		return err

@@ -9,7 +9,13 @@ import (
 	"strings"
 	"time"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
 	"github.com/concord-dev/concord/bench/stage"
+	"github.com/concord-dev/concord/testbed/cluster"
+	"github.com/concord-dev/concord/testbed/load"
 	"github.com/concord-dev/concord/testbed/process"
 )
 
@@ -43,27 +49,11 @@ func Marshal(v any) []byte {
 
 // Definition is the CRD of cluster-scoped custom resources with the versions v1 and v2,
 // both served.
-func Definition(plural, storage string) []byte {
-	schema := Fields{"openAPIV3Schema": Fields{
-		"type": "object",
-		"properties": Fields{"spec": Fields{
-			"type":       "object",
-			"properties": Fields{"payload": Fields{"type": "string"}, "sequence": Fields{"type": "integer"}},
-		}},
-	}}
-	var versions []Fields
-	for _, v := range []string{"v1", "v2"} {
-		versions = append(versions, Fields{"name": v, "served": true, "storage": v == storage, "schema": schema})
-	}
-	kind := KindOf(plural)
-	return Marshal(Fields{
-		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-		"metadata": Fields{"name": plural + "." + CustomGroup},
-		"spec": Fields{
-			"group": CustomGroup, "scope": "Cluster", "versions": versions,
-			"names": Fields{"plural": plural, "singular": strings.ToLower(kind), "kind": kind, "listKind": kind + "List"},
-		},
-	})
+func Definition(plural, storage string) *apiextensionsv1.CustomResourceDefinition {
+	crd := cluster.Definition(schema.GroupResource{Group: CustomGroup, Resource: plural}, storage)
+	crd.TypeMeta = metav1.TypeMeta{APIVersion: apiextensionsv1.SchemeGroupVersion.String(), Kind: "CustomResourceDefinition"}
+	crd.Spec.Scope = apiextensionsv1.ClusterScoped
+	return crd
 }
 
 func KindOf(plural string) string {
@@ -94,19 +84,9 @@ func ConfigMap(name string, sequence int) Fields {
 
 // Policy is a MutatingAdmissionPolicy of about 1 KiB.
 func Policy(name string) Fields {
-	return Fields{
-		"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy",
-		"metadata": Fields{"name": name},
-		"spec": Fields{
-			"reinvocationPolicy": "Never", "failurePolicy": "Ignore",
-			"variables": []Fields{{"name": "payload", "expression": "'" + payload + "'"}},
-			"matchConstraints": Fields{"resourceRules": []Fields{{
-				"apiGroups": []string{"nowhere." + CustomGroup}, "apiVersions": []string{"v1"},
-				"operations": []string{"CREATE"}, "resources": []string{"nothings"},
-			}}},
-			"mutations": []Fields{{"patchType": "JSONPatch", "jsonPatch": Fields{"expression": `[JSONPatch{op: "remove", path: "/spec"}]`}}},
-		},
-	}
+	policy := Fields{"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy", "metadata": Fields{"name": name}}
+	load.Policies().Fill(policy, payload)
+	return policy
 }
 
 // Identity is the part of an object that a client needs to write the object again.
@@ -157,7 +137,7 @@ func CreateCRD(ctx context.Context, clients []*stage.Client, plural, storage str
 // PostCRD creates a CRD and does not wait until its objects can be listed: a list would make a
 // server keep them in memory from then on.
 func PostCRD(ctx context.Context, c *stage.Client, plural, storage string) error {
-	if _, err := c.Do(ctx, http.MethodPost, CRDPath, JSONType, Definition(plural, storage)); err != nil {
+	if _, err := c.Do(ctx, http.MethodPost, CRDPath, JSONType, Marshal(Definition(plural, storage))); err != nil {
 		return fmt.Errorf("create the CRD of %s: %w", plural, err)
 	}
 	return nil

@@ -21,13 +21,14 @@ import (
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/api/storageversion"
 	e2e "github.com/concord-dev/concord/e2e/cluster"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 )
 
 var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 
 func create(t *testing.T, s *e2e.Server, n int) {
 	t.Helper()
-	must(t, s.Objects().Create(t.Context(), e2e.Definition(widgets, "v1")))
+	must(t, s.Objects().Create(t.Context(), testbed.Definition(widgets, "v1")))
 	api := s.Dynamic().Resource(widgets.WithVersion("v1")).Namespace(metav1.NamespaceDefault)
 	e2e.Eventually(t, patience, "widgets are served", func(ctx context.Context) error {
 		_, err := api.List(ctx, metav1.ListOptions{})

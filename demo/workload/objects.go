@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/concord-dev/concord/agree"
+	"github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/ledger"
 	"github.com/concord-dev/concord/testbed/load"
 )
@@ -165,38 +166,7 @@ func patch(from, to load.Mark) ([]byte, error) {
 // Definition returns the CRD of the custom resources, both versions served and stored in
 // the one named.
 func Definition(storage string) *apiextensionsv1.CustomResourceDefinition {
-	crd := &apiextensionsv1.CustomResourceDefinition{
-		ObjectMeta: metav1.ObjectMeta{Name: CRDName},
-		Spec: apiextensionsv1.CustomResourceDefinitionSpec{
-			Group: CustomGroup,
-			Scope: apiextensionsv1.ClusterScoped,
-			Names: apiextensionsv1.CustomResourceDefinitionNames{
-				Plural: Gadgets.Resource, Singular: "gadget", Kind: customKind, ListKind: customKind + "List",
-			},
-			Conversion: &apiextensionsv1.CustomResourceConversion{Strategy: apiextensionsv1.NoneConverter},
-		},
-	}
-	for _, version := range CustomVersions {
-		crd.Spec.Versions = append(crd.Spec.Versions, apiextensionsv1.CustomResourceDefinitionVersion{
-			Name: version, Served: true, Storage: version == storage,
-			Schema: &apiextensionsv1.CustomResourceValidation{OpenAPIV3Schema: gadgetSchema()},
-		})
-	}
+	crd := cluster.Definition(Gadgets, storage)
+	crd.Spec.Scope = apiextensionsv1.ClusterScoped
 	return crd
-}
-
-func gadgetSchema() *apiextensionsv1.JSONSchemaProps {
-	return &apiextensionsv1.JSONSchemaProps{
-		Type: "object",
-		Properties: map[string]apiextensionsv1.JSONSchemaProps{
-			"spec": {
-				Type: "object",
-				Properties: map[string]apiextensionsv1.JSONSchemaProps{
-					"colour":  {Type: "string"},
-					"payload": {Type: "string"},
-					"size":    {Type: "integer"},
-				},
-			},
-		},
-	}
 }

@@ -18,6 +18,7 @@ import (
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
 	"github.com/concord-dev/concord/e2e/cluster"
+	testbed "github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/load"
 )
 
@@ -45,7 +46,7 @@ func (s *APIServer) Define(plural string, status bool, schemas map[string]apiext
 	t := s.Cluster.T
 	t.Helper()
 	w := &Widgets{Server: s, Plural: plural}
-	crd := cluster.Definition(w.In("").GroupResource(), "v1")
+	crd := testbed.Definition(w.In("").GroupResource(), "v1")
 	for i := range crd.Spec.Versions {
 		version := &crd.Spec.Versions[i]
 		props := schemas[version.Name]

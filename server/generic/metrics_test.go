@@ -30,7 +30,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/e2e/cluster"
+	"github.com/concord-dev/concord/testbed/cluster"
 	"github.com/concord-dev/concord/testbed/load"
 )
 

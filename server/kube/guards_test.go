@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	migrationv1alpha1 "github.com/concord-dev/concord/api/migration/v1alpha1"
-	"github.com/concord-dev/concord/e2e/cluster"
 	"github.com/concord-dev/concord/join/roles"
+	"github.com/concord-dev/concord/testbed/cluster"
 )
 
 // guarded is a stock kube-apiserver with the guards of deploy/controllers/guards.

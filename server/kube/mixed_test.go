@@ -155,7 +155,7 @@ var widgets = schema.GroupResource{Group: "example.com", Resource: "widgets"}
 // createWidgets creates the CRD, which stores v1, and n objects.
 func (s *apiserver) createWidgets(n int) {
 	s.t.Helper()
-	must(s.t, s.Objects().Create(s.t.Context(), cluster.Definition(widgets, "v1")))
+	must(s.t, s.Objects().Create(s.t.Context(), testbed.Definition(widgets, "v1")))
 	for i := range n {
 		eventually(s.t, time.Minute, "a widget is created", func(ctx context.Context) error {
 			_, err := s.widgets().Create(ctx, widget(fmt.Sprintf("w-%d", i)), metav1.CreateOptions{})
