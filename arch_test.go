@@ -66,7 +66,7 @@ var arrows = []arrow{
 	{folder: "stock", own: []string{"agree", "evolve", "api", "migrate", "compat", "connect", "controller", "listwatch", "stock", "workers"}, forbidden: append(append(genericly, "go.etcd.io", "k8s.io/apiserver"), kube...), except: []string{"k8s.io/kube-aggregator/pkg/client/clientset_generated/clientset/typed/apiregistration/v1"}, why: "controllers beside kube-apiservers that stay as they are: they reach nothing but the API"},
 	{folder: "migrator", own: []string{"stock"}, forbidden: append(append(genericly, "go.etcd.io", "k8s.io/apiserver"), kube...), why: "a library for operators, which link nothing of a server"},
 	{folder: "testbed/linear", own: []string{}, external: []string{"github.com/anishathalye/porcupine"}, why: "judges answers; it knows neither clients nor servers"},
-	{folder: "testbed/process", external: []string{}, why: "builds and runs programs; it knows none of them but go"},
+	{folder: "testbed/process", external: []string{"github.com/prometheus/procfs"}, why: "builds and runs programs; it knows none of them but go"},
 	{folder: "testbed/etcdtest", own: []string{}, external: []string{"go.etcd.io/etcd/server/v3/embed", "go.uber.org/zap"}, why: "an etcd in the process of a test of any layer: it knows none of them"},
 	{folder: "testbed/fakeapi", own: []string{"listwatch/replay"}, forbidden: append(append(genericly, kube...), "go.etcd.io"), why: "an API in a test's memory: it knows no kind of object"},
 	{folder: "testbed/load", own: []string{"api"}, forbidden: append(append(genericly, kube...), "go.etcd.io"), why: "clients: when they make requests, and what came of them; it knows no server"},

@@ -223,27 +223,24 @@ func TestFreePortIsReserved(t *testing.T) {
 	}
 }
 
-func TestCPU(t *testing.T) {
-	const stat = "4242 (a (b) c) S 1 2 3 4 5 6 7 8 9 10 250 50 0 0 20 0 9 0 1 1\n"
-	got, err := cpuOf([]byte(stat))
-	if err != nil || got != 3*time.Second {
-		t.Errorf("%v, %v; want 3s", got, err)
+// TestUsed: of a process that runs Linux tells what it uses, and of one that has ended nothing.
+func TestUsed(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		return // nothing is told there
 	}
-	for _, bad := range []string{"", "1 (x) S 1", "1 (x) S 1 2 3 4 5 6 7 8 9 10 x y z"} {
-		if got, err := cpuOf([]byte(bad)); err == nil {
-			t.Errorf("%q was read as %v", bad, got)
+	p := startChild(t, "polite")
+	awaitLog(t, p, "ready")
+	must(t, p.ResetPeak())
+	for name, of := range map[string]func() (int64, error){"resident": p.Resident, "peak": p.PeakResident} {
+		if bytes, err := of(); err != nil || bytes < 1<<20 || bytes > 1<<30 {
+			t.Errorf("%s memory: %d bytes, %v", name, bytes, err)
 		}
 	}
-}
-
-func TestMemory(t *testing.T) {
-	got, err := memoryOf([]byte("Name:\tconcord\nVmPeak:\t  999 kB\nVmHWM:\t   2048 kB\nThreads:\t9\n"), "VmHWM:")
-	if err != nil || got != 2<<20 {
-		t.Errorf("%d, %v; want 2 MiB", got, err)
+	if used, err := p.CPU(); err != nil || used > time.Minute {
+		t.Errorf("processor time: %s, %v", used, err)
 	}
-	for _, bad := range []string{"", "VmHWM:\tmuch\n"} {
-		if got, err := memoryOf([]byte(bad), "VmHWM:"); err == nil {
-			t.Errorf("%q was read as %d", bad, got)
-		}
+	must(t, p.Kill())
+	if used, err := p.CPU(); err == nil || !strings.Contains(err.Error(), "child") {
+		t.Errorf("after its end: %s, %v", used, err)
 	}
 }
