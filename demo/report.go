@@ -7,6 +7,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/dustin/go-humanize"
 )
 
 // Report is the result of the demo. All times are in seconds.
@@ -131,7 +133,7 @@ func (r Report) Print(out io.Writer) error {
 		sets[s.Resource] = strings.Join(s.StoredSet, " ")
 	}
 	for _, c := range r.Census {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", c.Resource, c.Encoding, number(c.Objects), cmp.Or(sets[c.Resource], "-"))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", c.Resource, c.Encoding, humanize.Comma(c.Objects), cmp.Or(sets[c.Resource], "-"))
 	}
 	fmt.Fprintln(w)
 	r.printFigures(w)
@@ -151,18 +153,18 @@ func (r Report) Print(out io.Writer) error {
 }
 
 func (r Report) printFigures(w io.Writer) {
-	fmt.Fprintf(w, "acknowledged writes\t%s, lost %s\n", number(r.AcknowledgedWrites), number(r.AcknowledgedLost))
-	fmt.Fprintf(w, "write errors\t%s%s\n", number(r.WriteErrors), kinds(r.WriteErrorsByKind))
-	fmt.Fprintf(w, "no connection\t%s times to a server being restarted in the roll; nothing was sent\n", number(r.Unconnected))
+	fmt.Fprintf(w, "acknowledged writes\t%s, lost %s\n", humanize.Comma(r.AcknowledgedWrites), humanize.Comma(r.AcknowledgedLost))
+	fmt.Fprintf(w, "write errors\t%s%s\n", humanize.Comma(r.WriteErrors), kinds(r.WriteErrorsByKind))
+	fmt.Fprintf(w, "no connection\t%s times to a server being restarted in the roll; nothing was sent\n", humanize.Comma(r.Unconnected))
 	fmt.Fprintf(w, "longest write stall\t%s%s; writers give up on a connection silent for %gs\n", hundredths(r.LongestWriteStallSeconds), stalls(r.LongestWriteStallByStep), r.DeadConnectionSeconds)
-	fmt.Fprintf(w, "rewritten\t%s objects at %s objects/s\n", number(r.RewrittenObjects), number(int64(r.RewriteObjectsPerSecond)))
+	fmt.Fprintf(w, "rewritten\t%s objects at %s objects/s\n", humanize.Comma(r.RewrittenObjects), humanize.Comma(int64(r.RewriteObjectsPerSecond)))
 	for _, a := range r.Agreements {
 		fmt.Fprintf(w, "after %s\t%s\n", a.After, a.times())
 	}
 	fmt.Fprintf(w, "after SIGKILL\t%s\n", since("agreement without the dead server", r.AgreementAfterKillSeconds))
 	fmt.Fprintf(w, "after SIGCONT\t%s\n", since("new registration, agreement", r.AgreementAfterResumeSeconds))
 	fmt.Fprintf(w, "the paused server\t%s writes after it was declared gone; %s requests in flight when it was resumed%s\n",
-		number(r.WritesAfterDeclaredGone), number(r.WritesHeldByPause), kinds(r.HeldWritesByAnswer))
+		humanize.Comma(r.WritesAfterDeclaredGone), humanize.Comma(r.WritesHeldByPause), kinds(r.HeldWritesByAnswer))
 }
 
 func (a Agreement) times() string {
@@ -182,7 +184,7 @@ func since(what string, s float64) string {
 func kinds(counts map[string]int64) string {
 	var parts []string
 	for _, kind := range sortedKeys(counts) {
-		parts = append(parts, fmt.Sprintf("%s %s", number(counts[kind]), kind))
+		parts = append(parts, fmt.Sprintf("%s %s", humanize.Comma(counts[kind]), kind))
 	}
 	return parenthesised(parts)
 }
@@ -200,15 +202,6 @@ func parenthesised(parts []string) string {
 		return ""
 	}
 	return " (" + strings.Join(parts, ", ") + ")"
-}
-
-// number groups digits: 10,000.
-func number(n int64) string {
-	digits := fmt.Sprint(n)
-	for i := len(digits) - 3; i > 0 && digits[i-1] != '-'; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
-	}
-	return digits
 }
 
 func tenths(s float64) string { return fmt.Sprintf("%.1fs", s) }

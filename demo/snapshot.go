@@ -6,8 +6,10 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"text/tabwriter"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/concord-dev/concord/agree"
@@ -118,7 +120,7 @@ func lineOf(w *world, gr schema.GroupResource, servers []agree.ServerID) resourc
 func countsOf(counts map[agree.Encoding]int, common agree.Encoding) (text string, done, total int64) {
 	var parts []string
 	for _, encoding := range slices.Sorted(maps.Keys(counts)) {
-		parts = append(parts, encodingVersion(encoding)+" "+number(int64(counts[encoding])))
+		parts = append(parts, encodingVersion(encoding)+" "+humanize.Comma(int64(counts[encoding])))
 		total += int64(counts[encoding])
 	}
 	return cmp.Or(strings.Join(parts, " "), "-"), int64(counts[common]), total
@@ -127,7 +129,7 @@ func countsOf(counts map[agree.Encoding]int, common agree.Encoding) (text string
 func describe(m *ledger.Migration) string {
 	switch m.Phase {
 	case evolve.Succeeded:
-		return fmt.Sprintf("done, %s objects", number(m.Progress.Done))
+		return fmt.Sprintf("done, %s objects", humanize.Comma(m.Progress.Done))
 	case evolve.Failed:
 		return "failed: " + m.Reason
 	case evolve.Running:
@@ -210,31 +212,20 @@ func render(s snapshot) []string {
 	}
 	lines = append(append(lines, columns(cells)...), "")
 	if s.loaded < s.objects {
-		return append(lines, fmt.Sprintf("loading %s %s of %s", bar(s.loaded, s.objects), number(s.loaded), number(s.objects)))
+		return append(lines, fmt.Sprintf("loading %s %s of %s", bar(s.loaded, s.objects), humanize.Comma(s.loaded), humanize.Comma(s.objects)))
 	}
-	return append(lines, fmt.Sprintf("writes: %s acknowledged, %s errors, longest %s", number(s.acknowledged), number(int64(s.errors)), hundredths(s.longest.Seconds())))
+	return append(lines, fmt.Sprintf("writes: %s acknowledged, %s errors, longest %s", humanize.Comma(s.acknowledged), humanize.Comma(int64(s.errors)), hundredths(s.longest.Seconds())))
 }
 
 // columns aligns cells.
 func columns(rows [][]string) []string {
-	var widths []int
+	var text strings.Builder
+	w := tabwriter.NewWriter(&text, 0, 0, 1, ' ', 0)
 	for _, row := range rows {
-		for i, cell := range row {
-			if i == len(widths) {
-				widths = append(widths, 0)
-			}
-			widths[i] = max(widths[i], len(cell))
-		}
+		fmt.Fprintln(w, strings.Join(row, "\t"))
 	}
-	var lines []string
-	for _, row := range rows {
-		var line strings.Builder
-		for i, cell := range row {
-			fmt.Fprintf(&line, "%-*s", widths[i]+1, cell)
-		}
-		lines = append(lines, strings.TrimRight(line.String(), " "))
-	}
-	return lines
+	_ = w.Flush() // of a strings.Builder
+	return strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
 }
 
 // changes returns one line for everything that differs from the snapshot before.
@@ -256,7 +247,7 @@ func changes(old, s snapshot) []string {
 		}
 	}
 	if s.loaded == s.objects && old.loaded < s.objects {
-		say("%s objects are loaded", number(s.objects))
+		say("%s objects are loaded", humanize.Comma(s.objects))
 	}
 	known := map[string]string{}
 	for _, l := range old.rows {

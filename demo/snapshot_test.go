@@ -159,14 +159,6 @@ func TestPrint(t *testing.T) {
 	golden(t, "report.txt", text.String())
 }
 
-func TestNumber(t *testing.T) {
-	for n, want := range map[int64]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1000: "-1,000", -100: "-100"} {
-		if got := number(n); got != want {
-			t.Errorf("number(%d) = %q, want %q", n, got, want)
-		}
-	}
-}
-
 // childVariable is the environment variable that makes the test binary a server that fails.
 const childVariable = "CONCORD_DEMO_TEST_CHILD"
 

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -71,7 +72,7 @@ func newRun(cfg Config, c *cluster, began time.Time) *run {
 func (r *run) list() []step {
 	return []step{
 		{1, "start", "start an etcd and a server, release " + oldRelease, r.start},
-		{1, "load", fmt.Sprintf("load %s objects", number(int64(r.cfg.Objects))), r.load},
+		{1, "load", fmt.Sprintf("load %s objects", humanize.Comma(int64(r.cfg.Objects))), r.load},
 		{1, "join", fmt.Sprintf("start %d more servers, release %s", serverCount-1, oldRelease), r.join},
 		{2, "roll", fmt.Sprintf("roll the servers one by one to release %s", newRelease), r.roll},
 		{3, "flip", fmt.Sprintf("move the storage version of %s from %s to %s", workload.CRDName, workload.CustomVersions[0], workload.CustomVersions[1]), r.flip},

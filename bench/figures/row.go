@@ -3,7 +3,8 @@ package figures
 import (
 	"fmt"
 	"math"
-	"strings"
+
+	"github.com/dustin/go-humanize"
 )
 
 // Row is one published figure.
@@ -127,7 +128,7 @@ func number(x float64) string {
 	case math.IsNaN(x):
 		return "-"
 	case size >= 100 || x == math.Trunc(x):
-		return thousands(fmt.Sprintf("%.0f", x))
+		return humanize.Comma(int64(math.RoundToEven(x)))
 	case size >= 10:
 		return fmt.Sprintf("%.1f", x)
 	case size >= 1:
@@ -135,15 +136,4 @@ func number(x float64) string {
 	default:
 		return fmt.Sprintf("%.3f", x)
 	}
-}
-
-func thousands(digits string) string {
-	sign := ""
-	if strings.HasPrefix(digits, "-") {
-		sign, digits = "-", digits[1:]
-	}
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
-	}
-	return sign + digits
 }
