@@ -2,7 +2,6 @@ package generic
 
 import (
 	"cmp"
-	"crypto/x509"
 	"fmt"
 	"maps"
 	"os"
@@ -11,7 +10,6 @@ import (
 	"k8s.io/apiserver/pkg/authentication/request/headerrequest"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
 	certutil "k8s.io/client-go/util/cert"
-	"k8s.io/klog/v2"
 
 	"github.com/concord-dev/concord/pki"
 )
@@ -109,19 +107,10 @@ func rootCA(rootCAFile, ownCAFile, givenCertFile string) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("--tls-cert-file: %w", err)
 		}
-		trusted, given := x509.NewCertPool(), x509.NewCertPool()
 		for _, c := range chain {
-			given.AddCert(c)
 			if c.IsCA && !slices.ContainsFunc(root, c.Equal) {
 				root = append(root, c)
 			}
-		}
-		for _, c := range root {
-			trusted.AddCert(c)
-		}
-		if _, err := chain[0].Verify(x509.VerifyOptions{Roots: trusted, Intermediates: given, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}); err != nil {
-			klog.Background().Info("Clients in the cluster, which trust kube-root-ca.crt, do not trust this server's certificate: "+
-				"append its CA's certificate to the file, or give --root-ca-file", "tls-cert-file", givenCertFile, "err", err)
 		}
 	}
 	return certutil.EncodeCertificates(root...)
