@@ -112,15 +112,17 @@ func (r *resource) succeeded() (at time.Time) {
 	return at
 }
 
-// unbegun reports whether the resource needs a migration and has none that has begun, failed or waits for something,
-// and since when that may be so.
+// unbegun reports whether the resource needs a migration and has none that has begun, ended for what the StorageState
+// says or waits for something, and since when that may be so.
 func (r *resource) unbegun() (idle bool, since time.Time) {
 	live := r.live()
 	if len(live) == 0 {
-		failed := slices.ContainsFunc(r.migrations, func(m *migrationv1alpha1.StorageVersionMigration) bool {
-			return migrationv1alpha1.TargetOf(m) == r.agreement && migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed) != nil
+		// Of a success succeeded says more, unless the StorageVersion was read before its StorageState.
+		early := migrationv1alpha1.ViewState(r.state).Of != r.agreement.Ref
+		ended := slices.ContainsFunc(r.migrations, func(m *migrationv1alpha1.StorageVersionMigration) bool {
+			return migrationv1alpha1.TargetOf(m) == r.agreement && (early || migrationv1alpha1.True(m, migrationv1alpha1.MigrationFailed) != nil)
 		})
-		return !failed && !r.settled(), r.state.CreationTimestamp.Time
+		return !ended && !r.settled(), r.state.CreationTimestamp.Time
 	}
 	for _, m := range live {
 		if moving := movingOf(r, m); moving.State != Pending || moving.By != "" {

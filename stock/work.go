@@ -35,8 +35,8 @@ const (
 	// retry is the time between tries at the steps that have to work before all else, and between
 	// looks whether Concord servers are still there.
 	retry = 2 * time.Second
-	// patientFor is how many gaps between rounds, each longer than a round that succeeds may take, pass without one
-	// before this process is not ready: with the default settings three minutes.
+	// patientFor: after so many times the longest gap between two rounds that succeed this process is not ready, if none
+	// has; with the default settings after three minutes.
 	patientFor = 4
 	// queued is how many changed StorageVersions may wait for a watcher.
 	queued = 1000

@@ -53,6 +53,10 @@ func Definition(plural, storage string) *apiextensionsv1.CustomResourceDefinitio
 	crd := cluster.Definition(schema.GroupResource{Group: CustomGroup, Resource: plural}, storage)
 	crd.TypeMeta = metav1.TypeMeta{APIVersion: apiextensionsv1.SchemeGroupVersion.String(), Kind: "CustomResourceDefinition"}
 	crd.Spec.Scope = apiextensionsv1.ClusterScoped
+	spec := apiextensionsv1.JSONSchemaProps{Type: "object", Properties: map[string]apiextensionsv1.JSONSchemaProps{"payload": {Type: "string"}, "sequence": {Type: "integer"}}}
+	for i := range crd.Spec.Versions { // as most definitions have
+		crd.Spec.Versions[i].Schema.OpenAPIV3Schema = &apiextensionsv1.JSONSchemaProps{Type: "object", Properties: map[string]apiextensionsv1.JSONSchemaProps{"spec": spec}}
+	}
 	return crd
 }
 

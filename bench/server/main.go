@@ -5,7 +5,7 @@
 //
 // Of each figure the median over rounds counts, and the ratio is what matters. The table goes to
 // stdout, progress to stderr. It exits with 1 when a measurement fails, not when a figure misses
-// its target.
+// its target. The part overload needs chrt of util-linux.
 package main
 
 import (

@@ -8,10 +8,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
+	"strconv"
+	"strings"
 	"time"
 
-	"github.com/prometheus/procfs"
 	"k8s.io/client-go/rest"
 
 	"github.com/concord-dev/concord/testbed/cluster"
@@ -119,26 +119,30 @@ func (s *side) memory() (float64, error) {
 	return float64(bytes) / (1 << 20), err
 }
 
+func (s *side) proc(name string) string {
+	return filepath.Join("/proc", strconv.Itoa(s.server.Run().PID()), name)
+}
+
 // descriptors counts the server's open files and, among them, the connections to its etcd.
 func (s *side) descriptors() (open, connections int, err error) {
-	fs, err := procfs.NewDefaultFS()
+	entries, err := os.ReadDir(s.proc("fd"))
 	if err != nil {
 		return 0, 0, err
 	}
-	proc, err := fs.Proc(s.server.Run().PID())
+	table, err := os.ReadFile(s.proc("net/tcp"))
 	if err != nil {
 		return 0, 0, err
 	}
-	files, err := proc.FileDescriptorTargets()
-	if err != nil {
-		return 0, 0, err
+	remote, toEtcd := fmt.Sprintf(":%04X", s.etcdPort), map[string]bool{}
+	for line := range strings.Lines(string(table)) { // sl local remote st queues timer retries uid timeout inode
+		if f := strings.Fields(line); len(f) > 9 && strings.HasSuffix(f[2], remote) && f[3] == "01" {
+			toEtcd["socket:["+f[9]+"]"] = true
+		}
 	}
-	const established = 1
-	table, err := fs.NetTCP()
-	for _, line := range table {
-		if line.RemPort == uint64(s.etcdPort) && line.St == established && slices.Contains(files, fmt.Sprintf("socket:[%d]", line.Inode)) {
+	for _, entry := range entries {
+		if target, err := os.Readlink(filepath.Join(s.proc("fd"), entry.Name())); err == nil && toEtcd[target] {
 			connections++
 		}
 	}
-	return len(files), connections, err
+	return len(entries), connections, nil
 }

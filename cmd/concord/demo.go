@@ -27,8 +27,8 @@ func newDemoCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Upgrade three servers under load, migrate their stored objects, and check the result",
-		Long: `Start an etcd and three servers on free ports of 127.0.0.1, load objects, and keep
-writing through all servers. Then roll the servers to the next release, move a custom
+		Long: `Start an etcd and a server on free ports of 127.0.0.1, load objects, start two more
+servers, and keep writing through all three. Then roll the servers to the next release, move a custom
 resource to another storage version, kill a server, and pause another one for longer
 than its Lease. At the end read everything back and count it in raw etcd.
 

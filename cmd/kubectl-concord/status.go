@@ -15,7 +15,7 @@ import (
 // watchEvery is the time between two looks of status -w.
 const watchEvery = time.Second
 
-// status prints the state of the cluster, once, or until ctx ends or nobody reads the output any more.
+// status prints the state of the cluster, once, or until ctx ends or a write fails.
 func (p *plugin) status(ctx context.Context, out io.Writer, output string, watch bool) error {
 	c, err := p.cluster()
 	if err != nil {

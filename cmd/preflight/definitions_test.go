@@ -53,8 +53,9 @@ func TestParse(t *testing.T) {
 		"a key twice in another document":   {text: "kind: Deployment\nmetadata: {name: a, name: b}\n---\n" + manifest("v1"), want: "widgets v1"},
 		"a field twice in another document": {text: `{"kind":"ConfigMap","kind":"ConfigMap"}` + "\n---\n" + manifest("v1"), want: "widgets v1"},
 		"a merge key in another document":   {text: "kind: ConfigMap\nbase: &base {a: 1}\ndata: {<<: *base, a: 2}\n---\n" + manifest("v1"), want: "widgets v1"},
-		"another document without a kind":   {text: "a: b\n---\n" + manifest("v1"), want: "widgets v1"},
+		"another document without a kind":   {text: manifest("v1") + "---\na: b\n", err: "document 2: Object 'Kind' is missing"},
 
+		"a field twice, without ---":          {text: manifest("v1", "v2") + manifest("v1"), want: "widgets v1"},
 		"JSON, and then YAML":                 {text: widgets + "\n" + gears("v1"), want: "widgets v1,v2; gears v1"},
 		"a version that nobody serves":        {text: strings.Replace(manifest("v1"), "/v1", "/v1beta1", 1), err: "apiextensions.k8s.io/v1beta1, which no release serves any more"},
 		"a version that nobody serves, below": {text: list("List", strings.Replace(other, "/v1", "/v1beta1", 1)), err: "which no release serves any more"},

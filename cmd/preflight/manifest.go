@@ -61,7 +61,7 @@ func parse(text []byte) (found []verdict.Definition, err error) {
 				err = add(object)
 			}
 		}
-		if err != nil && !runtime.IsMissingKind(err) {
+		if err != nil {
 			return nil, fmt.Errorf("document %d: %s", n, strings.Join(strings.Fields(err.Error()), " ")) // those of YAML have several lines
 		}
 	}

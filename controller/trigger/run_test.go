@@ -75,9 +75,9 @@ func TestPanic(t *testing.T) {
 	}
 }
 
-// TestReader: while Run runs, StorageStates and migrations are answered from the watches' cache; before and after that
+// TestKept: while Run runs, StorageStates and migrations are answered from the watches' cache; before and after that
 // it is waited until the context ends.
-func TestReader(t *testing.T) {
+func TestKept(t *testing.T) {
 	w, c := newWorld(t, served)
 	w.report(v1)
 	waits := func(when string) {

@@ -192,7 +192,7 @@ func LoadedResource(i int) schema.GroupResource {
 	return Bindings
 }
 
-// Load creates the objects, spread over all servers. It fails with the first answer that
+// Load creates the objects, spread over the servers. It fails with the first answer that
 // is neither a success nor a reason to try again.
 func Load(ctx context.Context, count int, endpoints []*Endpoint, work *load.Journal, loaded *atomic.Int64) error {
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -223,7 +223,7 @@ func TestFreePortIsReserved(t *testing.T) {
 	}
 }
 
-// TestUsed: of a process that runs Linux tells what it uses, and of one that has ended nothing.
+// TestUsed: Linux tells what a running process uses, and nothing of one that has ended.
 func TestUsed(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		return // nothing is told there
