@@ -28,9 +28,9 @@ func newDemoCommand() *cobra.Command {
 		Use:   "demo",
 		Short: "Upgrade three servers under load, migrate their stored objects, and check the result",
 		Long: `Start an etcd and a server on free ports of 127.0.0.1, load objects, start two more
-servers, and keep writing through all three. Then roll the servers to the next release, move a custom
-resource to another storage version, kill a server, and pause another one for longer
-than its Lease. At the end read everything back and count it in raw etcd.
+servers, and keep writing through all three. Then roll the servers to the next release,
+move a custom resource to another storage version, kill a server, and pause another one
+for longer than its Lease. At the end read everything back and count it in raw etcd.
 
 The command exits with 1 if anything is wrong. It stops every process that it started
 and removes every file that it made.`,
