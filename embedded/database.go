@@ -5,9 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"os"
-	"runtime/debug"
+	"os/exec"
 	"time"
 
 	bolt "go.etcd.io/bbolt"
@@ -18,16 +17,11 @@ import (
 // ErrDamaged is returned for an etcd database that cannot be used as it is.
 var ErrDamaged = errors.New("the etcd database is damaged")
 
-// CheckDatabase reads the whole etcd database in a file and returns ErrDamaged (wrapped)
-// if it cannot be used. It waits for the file's lock, shared, at most for the timeout, and
-// then returns bbolt's ErrTimeout (wrapped).
+// CheckDatabase has bbolt check an etcd database, and returns ErrDamaged (wrapped) if it cannot be used. It
+// waits for the file's lock, shared, at most for the timeout, and then returns bbolt's ErrTimeout (wrapped).
 //
-// An etcd that meets damage ends its process: bbolt maps the file and follows what its pages
-// say, in goroutines of its own. So all keys and values are read first, in a goroutine where a fault
-// is an error. What bbolt looks for when it opens a database then finds pages that it can follow, but
-// for lengths and circles of pages that it believes: these may still end the process, as they end etcd.
-// A file in which bbolt finds damage stays open and locked. An etcd that starts has to read the same
-// pages again, and then finds them in memory.
+// bbolt maps the file and follows what its pages say, so that damage may end its process. The check
+// therefore runs in a process of its own: this executable, started again under the name checkName.
 func CheckDatabase(file string, timeout time.Duration) error {
 	_, err := checkDatabase(file, timeout)
 	return err
@@ -43,72 +37,79 @@ func checkDatabase(file string, timeout time.Duration) (applied uint64, err erro
 	if info.Size() == 0 {
 		return 0, nil // left by a first start that was killed; etcd begins it
 	}
-	err = recovered(func() error {
-		applied, err = readAll(file, info.Size(), timeout)
-		return err
-	})
-	if err == nil {
-		err = recovered(func() error { return readFreePages(file, timeout) })
-	}
-	if err != nil && !errors.Is(err, bolterrors.ErrTimeout) && !errors.Is(err, os.ErrPermission) {
-		err = fmt.Errorf("%s: %w: %w", file, ErrDamaged, err)
-	}
-	return applied, err
-}
-
-// recovered calls f, and returns its panic, or its fault at an address, as an error.
-func recovered(f func() error) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if r := recover(); r != nil {
-			err = fmt.Errorf("%v", r)
-		}
-	}()
-	return f()
-}
-
-// readAll reads every key and value of a database, and returns the last applied entry's index.
-func readAll(file string, size int64, timeout time.Duration) (applied uint64, err error) {
 	db, err := bolt.Open(file, 0, &bolt.Options{ReadOnly: true, Timeout: timeout}) // reads the meta pages only
-	if err != nil {
+	if errors.Is(err, bolterrors.ErrTimeout) || errors.Is(err, os.ErrPermission) {
 		return 0, err
 	}
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w: %w", file, ErrDamaged, err)
+	}
 	defer func() { err = errors.Join(err, db.Close()) }()
+	if err := checkApart(file); err != nil {
+		return 0, err
+	}
 	err = db.View(func(tx *bolt.Tx) error {
-		if tx.Size() > size {
-			return fmt.Errorf("the file has %d bytes, and should have at least %d", size, tx.Size())
-		}
 		if meta := tx.Bucket(schema.Meta.Name()); meta != nil {
 			if index := meta.Get(schema.MetaConsistentIndexKeyName); len(index) == 8 {
 				applied = binary.BigEndian.Uint64(index)
 			}
 		}
-		return tx.ForEach(readBucket)
+		return nil
 	})
 	return applied, err
 }
 
-// readBucket reads each key and value of a bucket of etcd's, which holds no other buckets, and looks
-// each key up, which reads the keys of the pages above.
-func readBucket(name []byte, b *bolt.Bucket) error {
-	var last []byte
-	lookUp := b.Cursor()
-	return b.ForEach(func(key, value []byte) error {
-		if found, _ := lookUp.Seek(key); value == nil || !bytes.Equal(found, key) || last != nil && bytes.Compare(last, key) >= 0 {
-			return fmt.Errorf("bucket %s: key %x is damaged", name, key)
-		}
-		last = key
-		crc32.ChecksumIEEE(value) // reads it
-		return nil
-	})
+// checkName is the name under which this executable checks the database in its first argument, and does nothing else.
+const checkName = "concord-check-database"
+
+func init() {
+	if os.Args[0] != checkName {
+		return
+	}
+	if err := checkPages(os.Args[1]); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
 }
 
-// readFreePages opens a database as etcd does, which has bbolt go through all pages to see which are free,
-// and checks the order of keys and that no page is used twice.
-func readFreePages(file string, timeout time.Duration) error {
-	db, err := bolt.Open(file, 0, &bolt.Options{ReadOnly: true, PreLoadFreelist: true, Timeout: timeout})
+// checkApart runs checkPages in a process of its own.
+func checkApart(file string) error {
+	self, err := os.Executable()
 	if err != nil {
 		return err
 	}
-	return db.Close()
+	var said bytes.Buffer
+	child := exec.Cmd{Path: self, Args: []string{checkName, file}, Stderr: &said}
+	err = child.Run()
+	var ended *exec.ExitError
+	switch {
+	case errors.As(err, &ended) && ended.Exited(): // else somebody stopped it
+		reason, _, _ := bytes.Cut(said.Bytes(), []byte("\n")) // of a panic or a fault, without the goroutines
+		return fmt.Errorf("%s: %w: %s", file, ErrDamaged, reason)
+	case err != nil:
+		return fmt.Errorf("check %s: %w", file, err)
+	}
+	return nil
+}
+
+// checkPages opens a database as etcd does, which has bbolt go through all pages to see which are free, and
+// returns the first thing that bbolt's check finds. The process has to end after an error.
+func checkPages(file string) error {
+	db, err := bolt.Open(file, 0, &bolt.Options{ReadOnly: true, PreLoadFreelist: true})
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(file)
+	if err != nil {
+		return err
+	}
+	tx, err := db.Begin(false)
+	if err != nil {
+		return err
+	}
+	if tx.Size() > info.Size() {
+		return fmt.Errorf("the file has %d bytes, and should have at least %d", info.Size(), tx.Size())
+	}
+	return <-tx.Check()
 }

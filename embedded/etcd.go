@@ -100,11 +100,10 @@ func (e *Etcd) start(ctx context.Context, edits []func(*embed.Config)) error {
 	if err != nil {
 		return err
 	}
-	sound, err := takeClosed(e.dataDir)
-	if err != nil {
-		return fmt.Errorf("data directory: %w", err)
+	var etcd *embed.Etcd
+	if err = checkFiles(cfg.Dir); err == nil {
+		etcd, err = openEtcd(cfg)
 	}
-	etcd, err := openEtcd(cfg, sound)
 	if err != nil {
 		mend := etcdMend
 		if errors.Is(err, unix.ENOSPC) {
@@ -130,7 +129,7 @@ func (e *Etcd) start(ctx context.Context, edits []func(*embed.Config)) error {
 
 // Open starts an etcd on files that are sound, and waits until it is ready.
 func Open(ctx context.Context, cfg *embed.Config) (*embed.Etcd, error) {
-	etcd, err := openEtcd(cfg, true)
+	etcd, err := openEtcd(cfg)
 	if err != nil {
 		return nil, err
 	}
@@ -202,9 +201,8 @@ func abandon(etcd *embed.Etcd) {
 }
 
 // openEtcd starts an etcd. On damaged files it would end the process: through its logger,
-// and for the database in a goroutine of its own, so the files are checked beforehand,
-// unless they are known to be sound.
-func openEtcd(cfg *embed.Config, sound bool) (etcd *embed.Etcd, err error) {
+// and for the database in a goroutine of its own, so the files have to be checked beforehand.
+func openEtcd(cfg *embed.Config) (etcd *embed.Etcd, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			etcd = nil
@@ -215,11 +213,6 @@ func openEtcd(cfg *embed.Config, sound bool) (etcd *embed.Etcd, err error) {
 			}
 		}
 	}()
-	if !sound {
-		if err := checkFiles(cfg.Dir); err != nil {
-			return nil, err
-		}
-	}
 	return embed.StartEtcd(cfg)
 }
 
@@ -284,10 +277,7 @@ func (e *Etcd) close() error {
 	case <-closed:
 	case <-time.After(etcdCloseTimeout - etcdCallsTimeout):
 		// The data directory stays locked: this process may write to it yet.
-		return fmt.Errorf("the etcd in %s has not stopped within %v: it ends with this process, and its files are checked at the next start", e.dataDir, etcdCloseTimeout)
-	}
-	if err := markClosed(e.dataDir); err != nil {
-		klog.Background().V(1).Info("The next start will have to check the etcd's files", "err", err)
+		return fmt.Errorf("the etcd in %s has not stopped within %v: it ends with this process", e.dataDir, etcdCloseTimeout)
 	}
 	return e.release()
 }
