@@ -20,6 +20,7 @@ import (
 // the StorageStates say which server stores what. Meanwhile a custom resource, on which both agree, is migrated,
 // proven and pruned. When the older one has ended, the others are agreed on, too.
 func TestEmulated(t *testing.T) {
+	const objects = 5000
 	c := newCluster(t)
 	a := guarded(t, c)
 	plain := program(t, "kube-apiserver") // without the migrator's API, which the older release does not have

@@ -15,12 +15,9 @@ import (
 
 // TestRestarted: one of two kube-apiservers is restarted in the middle of a migration, while
 // clients write. Agreements from before do not count for the new process; in the end everything is
-// migrated, proven and pruned, and no write is lost. With -release 1.36 there are 5,000 objects.
+// migrated, proven and pruned, and no write is lost.
 func TestRestarted(t *testing.T) {
-	objects := 1000
-	if *releaseName != currentRelease {
-		objects = 5000
-	}
+	const objects = 5000
 	c := newCluster(t)
 	a, b := c.APIServer("a"), c.APIServer("b")
 	w := a.Define("widgets", true, nil)
@@ -28,7 +25,7 @@ func TestRestarted(t *testing.T) {
 	a.Controllers("controllers", stock.Config{
 		Settle: 3 * time.Second, Poll: 2 * time.Second, ReplicaTimeout: 10 * time.Second, InstallDefinitions: true, CleanFields: true,
 		// The status tells of a migration on its way more than once in this time.
-		MaxObjectsPerSecond: int64(objects / 10), Settings: observed.Settings{PruneAfter: 3 * time.Second},
+		MaxObjectsPerSecond: objects / 10, Settings: observed.Settings{PruneAfter: 3 * time.Second},
 	})
 	w.AwaitStored(beside.V1, beside.V1)
 	written := beside.Written{Resource: w.In("v2"), Namespace: beside.Namespace}

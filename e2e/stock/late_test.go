@@ -84,7 +84,7 @@ func (u *under) send() error {
 // it is paused, v1 counts as stored again and nothing is pruned. The object that it writes in v1
 // when it is resumed is migrated before v1 is pruned.
 func testPausedInWrite(t *testing.T, a, b *beside.APIServer) {
-	const objects, late = 50, 7
+	const objects, late = 5000, 7
 	w := a.Define("lateputs", true, nil)
 	w.Fill(objects, func(i int, w *unstructured.Unstructured) {
 		if i == late {

@@ -55,7 +55,7 @@ func TestTwoServers(t *testing.T) {
 	t.Run("Operator", func(t *testing.T) { testOperator(t, a.For(t), b.For(t)) }) // without controllers
 
 	config := itself.Quick()
-	config.LeaderElect, config.MaxObjectsPerSecond, config.CleanFields = true, 30, true
+	config.LeaderElect, config.MaxObjectsPerSecond, config.CleanFields = true, 500, true
 	running := map[string]*cluster.Process{}
 	for _, name := range []string{"first", "second"} {
 		running[name] = a.Controllers(name, config)

@@ -26,7 +26,7 @@ import (
 // and the controllers are killed in the middle. All objects are migrated, this is proven,
 // storedVersions is pruned, and v1 can be removed.
 func testFlip(t *testing.T, a, b *beside.APIServer, running map[string]*cluster.Process) {
-	const objects = 150
+	const objects = 5000
 	w := a.Define("flips", true, nil)
 	w.Fill(objects, nil)
 	apply(w, "v1")
@@ -134,7 +134,7 @@ func apply(w *beside.Widgets, version string) {
 // testPaused: a paused kube-apiserver does not say what it stores. Until it is resumed nothing
 // is agreed on, migrated or pruned, and the StorageState names this server.
 func testPaused(t *testing.T, a, b *beside.APIServer) {
-	const objects = 100
+	const objects = 5000
 	w := a.Define("pauseds", true, nil)
 	w.Fill(objects, nil)
 	w.AwaitStored(beside.V1, beside.V1)
